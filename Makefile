@@ -1,0 +1,35 @@
+# The one door for people and for CI. Every target sets up what it needs; a second run is quick.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: setup demo test lint format bench clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml scripts/install
+	PYTHON=$(PYTHON) scripts/install $(VENV)
+	touch $@
+
+demo: $(READY)  ## two real model workers and the router, round robin against cache aware
+	$(BIN)/warmroute demo
+
+test: lint  ## lint, types and every test
+	$(BIN)/pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)  ## requests/s through the router against a direct connection
+	$(BIN)/python -m warmroute_loadtest.proxy_bench
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

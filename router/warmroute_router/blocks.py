@@ -1,0 +1,36 @@
+"""Blocks: a prompt as a chain of hashes, each of which names the whole prefix up to it."""
+
+from array import array
+from typing import NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+BLOCK_BYTES = 256
+BYTES_PER_TOKEN = 4
+"""A first estimate, good for English text: what a prompt weighs before an engine has said how long it was."""
+BLOCK_TOKENS = BLOCK_BYTES // BYTES_PER_TOKEN
+
+
+class PromptBlocks(NamedTuple):
+    """What routing knows of a prompt.
+
+    hashes: one uint64 for each full block; equal at i implies equal before i.
+    digest: the chain's last link, over the rest that fills no block: names the whole prompt.
+    tokens: the prompt's length, estimated from its bytes.
+    """
+
+    hashes: "array[int]"
+    digest: int
+    tokens: int
+
+
+def hash_blocks(key: bytes, namespace: bytes = b"") -> PromptBlocks:
+    chain = xxh3_64_intdigest(namespace)
+    hashes = array("Q")
+    append = hashes.append
+    full = len(key) - len(key) % BLOCK_BYTES
+    for start in range(0, full, BLOCK_BYTES):
+        chain = xxh3_64_intdigest(key[start : start + BLOCK_BYTES], chain)
+        append(chain)
+    digest = xxh3_64_intdigest(key[full:], chain)
+    return PromptBlocks(hashes, digest, -(-len(key) // BYTES_PER_TOKEN))

@@ -1,0 +1,87 @@
+"""Which headers cross the proxy, and what it adds (RFC 9110, section 7.6)."""
+
+import secrets
+
+from .types import Headers, Scope
+
+# They describe one connection, not the message. `host` is set anew for the worker, `content-length` for the
+# buffered body; `expect: 100-continue` has been answered by then.
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+_SET_BY_US = frozenset({b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-request-id"})
+
+
+def request_id(headers: Headers) -> bytes:
+    for name, value in headers:
+        if name == b"x-request-id":
+            return value
+    return secrets.token_hex(16).encode("ascii")
+
+
+def request_headers(scope: Scope, body_length: int, request_id: bytes) -> list[bytes]:
+    """The lines of a request's head, all but the request line and `host`, ready to be sent to a worker.
+
+    Every end-to-end header passes as it came, in its order, also twice where it came twice.
+    """
+    received: Headers = scope["headers"]
+    dropped = _NOT_FORWARDED | _named_by_connection(received)
+    forwarded_for: list[bytes] = []
+    host: bytes | None = None
+    has_length = body_length > 0
+    lines: list[bytes] = []
+    for name, value in received:
+        if name in dropped:
+            if name == b"host":
+                host = value
+            has_length = has_length or name in (b"content-length", b"transfer-encoding")
+        elif name not in _SET_BY_US:
+            lines.append(name + b": " + value)
+        elif name == b"x-forwarded-for":
+            forwarded_for.append(value)
+        elif name == b"x-forwarded-host":
+            host = value
+        elif name == b"x-forwarded-proto":
+            lines.append(b"x-forwarded-proto: " + value)
+    if has_length:
+        lines.append(b"content-length: %d" % body_length)
+    client = scope.get("client")
+    if client:
+        forwarded_for.append(client[0].encode("ascii"))
+    if forwarded_for:
+        lines.append(b"x-forwarded-for: " + b", ".join(forwarded_for))
+    if host is not None:
+        lines.append(b"x-forwarded-host: " + host)
+    if not any(line.startswith(b"x-forwarded-proto:") for line in lines):
+        lines.append(b"x-forwarded-proto: " + scope["scheme"].encode("ascii"))
+    lines.append(b"x-request-id: " + request_id)
+    return lines
+
+
+def response_headers(received: Headers, added: Headers) -> Headers:
+    """A worker's headers without the hop-by-hop ones, then those of `added` that the worker has not set."""
+    lowered = [(name.lower(), value) for name, value in received]
+    dropped = _HOP_BY_HOP | _named_by_connection(lowered)
+    kept = [(name, value) for name, value in lowered if name not in dropped]
+    present = {name for name, _ in kept}
+    return kept + [(name, value) for name, value in added if name not in present]
+
+
+def _named_by_connection(headers: Headers) -> frozenset[bytes] | set[bytes]:
+    for name, _ in headers:
+        if name == b"connection":
+            break
+    else:
+        return frozenset()
+    return {token.strip().lower() for name, value in headers if name == b"connection" for token in value.split(b",")}

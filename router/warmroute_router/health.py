@@ -1,0 +1,68 @@
+"""Probes: which workers are up. Off the hot path, and blind to load."""
+
+import asyncio
+import logging
+import random
+
+import httpx
+
+from .fleet import Fleet, State, Worker
+
+logger = logging.getLogger(__name__)
+
+INTERVAL = 5.0
+"""Seconds between two probes of a worker that is ready."""
+RETRY_INTERVAL = 1.0
+"""Seconds between two probes of one that is not."""
+TIMEOUT = 5.0
+FAILURES = 3
+"""Failed probes in a row that make a ready worker unhealthy. A refused connection is told by the proxy itself."""
+FIRST_ROUND = 1.0
+"""Seconds that the start waits for the first probes, so that the first request finds its worker."""
+
+
+class HealthProbes:
+    def __init__(self, fleet: Fleet, client: httpx.AsyncClient) -> None:
+        self._fleet = fleet
+        self._client = client
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        first = [asyncio.Event() for _ in self._fleet.workers]
+        self._tasks = [
+            asyncio.create_task(self._watch(worker, probed))
+            for worker, probed in zip(self._fleet.workers, first, strict=True)
+        ]
+        waits = [asyncio.create_task(probed.wait()) for probed in first]
+        _, late = await asyncio.wait(waits, timeout=FIRST_ROUND)
+        for wait in late:
+            wait.cancel()
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _watch(self, worker: Worker, probed: asyncio.Event) -> None:
+        failures = 0
+        while True:
+            alive = await self._probe(worker)
+            failures = 0 if alive else failures + 1
+            if alive and worker.state is not State.READY:
+                logger.info("worker %s is ready (was %s)", worker.url, worker.state)
+                worker.state = State.READY
+            elif failures >= FAILURES and worker.state is State.READY:
+                logger.warning("worker %s is unhealthy: %d probes failed", worker.url, failures)
+                worker.state = State.UNHEALTHY
+            probed.set()
+            interval = INTERVAL if worker.state is State.READY else RETRY_INTERVAL
+            # Jitter, so that many routers do not probe one worker in step.
+            await asyncio.sleep(interval * random.uniform(0.8, 1.2))
+
+    async def _probe(self, worker: Worker) -> bool:
+        """Whatever answers without a server error is up: not every engine has a `/health`."""
+        try:
+            response = await self._client.get(f"{worker.url}/health", timeout=TIMEOUT)
+        except httpx.HTTPError:
+            return False
+        return response.status_code < 500

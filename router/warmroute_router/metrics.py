@@ -1,0 +1,130 @@
+"""Prometheus metrics, read off the live objects when they are scraped: the hot path only adds to plain integers."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from . import __version__
+from .fleet import State, Worker
+from .proxy import Proxy
+from .routing import Routing
+
+
+class _PerWorker(NamedTuple):
+    """A metric that is one attribute of each worker."""
+
+    kind: type[CounterMetricFamily | GaugeMetricFamily]
+    name: str
+    help: str
+    attribute: str
+
+
+_PER_WORKER = (
+    _PerWorker(GaugeMetricFamily, "in_flight_requests", "Requests sent and not yet ended.", "in_flight"),
+    _PerWorker(
+        GaugeMetricFamily,
+        "waiting_tokens",
+        "Uncached prompt tokens sent and not yet answered by a first byte.",
+        "waiting_tokens",
+    ),
+    _PerWorker(
+        CounterMetricFamily,
+        "prompt_tokens",
+        "Prompt tokens of the replies that reported cached tokens: the denominator of the next three.",
+        "prompt_tokens",
+    ),
+    _PerWorker(
+        CounterMetricFamily,
+        "available_tokens",
+        "Prompt tokens that the best worker was predicted to hold.",
+        "available_tokens",
+    ),
+    _PerWorker(
+        CounterMetricFamily,
+        "captured_tokens",
+        "Prompt tokens that the chosen worker was predicted to hold.",
+        "captured_tokens",
+    ),
+    _PerWorker(
+        CounterMetricFamily,
+        "delivered_tokens",
+        "Prompt tokens that the engine took from its cache, by its own report.",
+        "delivered_tokens",
+    ),
+    _PerWorker(
+        CounterMetricFamily,
+        "unreported_requests",
+        "Replies that said nothing of cached tokens: their hit rate is unknown, not zero.",
+        "unreported_requests",
+    ),
+)
+
+
+class RouterCollector(Collector):
+    def __init__(self, routing: Routing, proxy: Proxy) -> None:
+        self._routing = routing
+        self._proxy = proxy
+
+    def collect(self) -> Iterable[Metric]:
+        workers = self._routing.fleet.workers
+        yield InfoMetricFamily(
+            "warmroute", "The router.", {"version": __version__, "policy": self._routing.policy_name}
+        )
+        for metric in _PER_WORKER:
+            family = metric.kind(f"warmroute_{metric.name}", metric.help, labels=["worker"])
+            for worker in workers:
+                family.add_metric([worker.url], getattr(worker, metric.attribute))
+            yield family
+        yield from self._states(workers)
+        yield _counted("worker_requests", "Ended requests.", ["worker", "code"], _by_worker_and_code(workers))
+        refused = [([str(code)], count) for code, count in self._proxy.refused.copy().items()]
+        yield _counted("refused_requests", "Requests answered by the router itself.", ["code"], refused)
+        decisions = [([reason], count) for reason, count in self._routing.decisions.copy().items()]
+        yield _counted("decisions", "Choices of a worker, by the policy's reason.", ["reason"], decisions)
+        yield from self._tree(workers)
+
+    def _states(self, workers: list[Worker]) -> Iterable[Metric]:
+        up = GaugeMetricFamily("warmroute_worker_up", "1 where the worker is ready.", labels=["worker"])
+        for worker in workers:
+            up.add_metric([worker.url], float(worker.state is State.READY))
+        yield up
+
+    def _tree(self, workers: list[Worker]) -> Iterable[Metric]:
+        tree = self._routing.tree
+        held = GaugeMetricFamily(
+            "warmroute_held_blocks", "Blocks that the worker is predicted to hold.", labels=["worker"]
+        )
+        for worker in workers:
+            held.add_metric([worker.url], tree.held[worker.index])
+        yield held
+        yield GaugeMetricFamily("warmroute_tree_blocks", "Blocks in the prefix tree.", tree.blocks)
+        yield CounterMetricFamily(
+            "warmroute_tree_evicted_blocks", "Blocks evicted from the prefix tree.", tree.evicted
+        )
+
+
+def _by_worker_and_code(workers: list[Worker]) -> Iterable[tuple[list[str], int]]:
+    for worker in workers:
+        for code, count in worker.requests.copy().items():
+            yield [worker.url, str(code)], count
+
+
+def _counted(
+    name: str,
+    help: str,
+    labels: list[str],
+    counts: Iterable[tuple[list[str], int]],
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(f"warmroute_{name}", help, labels=labels)
+    for values, count in counts:
+        family.add_metric(values, count)
+    return family
+
+
+def build_registry(routing: Routing, proxy: Proxy) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(RouterCollector(routing, proxy))
+    return registry

@@ -1,0 +1,45 @@
+"""What a policy sees, and what it answers. No policy knows of HTTP, so the simulator can run the same objects."""
+
+from collections.abc import Mapping, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from ..blocks import PromptBlocks
+
+
+class WorkerView(Protocol):
+    """One worker, as a policy sees it."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def in_flight(self) -> int:
+        """Requests sent and not yet ended."""
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Uncached prompt tokens sent and not yet answered by a first byte."""
+
+
+W = TypeVar("W", bound=WorkerView)
+
+
+class FleetView(NamedTuple, Generic[W]):
+    """The workers that may be chosen (at least one), and what they would have of this prompt."""
+
+    workers: Sequence[W]
+    cached_blocks: Mapping[int, int]
+    """Leading blocks of the prompt predicted in the cache, by worker index; absent is none."""
+    mean_new_tokens: float
+    """Running mean of the tokens that a request had to compute."""
+
+
+class Choice(NamedTuple, Generic[W]):
+    worker: W
+    reason: str
+    """One word of a small set, for metrics."""
+
+
+class Policy(Protocol):
+    def choose(self, prompt: PromptBlocks, fleet: FleetView[W]) -> Choice[W]: ...

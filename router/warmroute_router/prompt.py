@@ -1,0 +1,169 @@
+"""The prompt of a request, as bytes that grow in the order in which the engine's prompt grows.
+
+A chat template renders tools, then the messages in their order, each with its role. The key does the same, so
+that the key of one turn of a conversation is a prefix of the next turn's. Model, adapter and cache salt choose
+the namespace: prompts of two namespaces share nothing. The key only has to say *which* prefix this is; it is
+never shown to a model.
+"""
+
+from array import array
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import orjson
+from xxhash import xxh3_128_digest
+
+# Control characters that a JSON text only has as escapes: rare inside a prompt.
+_MESSAGE = b"\x1e"
+_FIELD = b"\x1f"
+_TOOLS = b"\x1d"
+
+_NAMESPACE_FIELDS = ("model", "lora_path", "cache_salt", "extra_key", "chat_template")
+# What else of a message the templates render, beside role and content.
+_MESSAGE_FIELDS = ("name", "reasoning_content", "tool_calls", "tool_call_id")
+# Parts whose bytes stand for something else than text: known by their hash, a data URL may be megabytes.
+_MEDIA_TYPES = frozenset(
+    {
+        "image",
+        "image_url",
+        "input_image",
+        "input_audio",
+        "audio_url",
+        "video_url",
+        "input_file",
+        "file",
+        "document",
+    }
+)
+
+Json = Any
+"""What orjson returns; every reader below raises TypeError, KeyError or ValueError on a shape it does not know."""
+
+
+class Prompt(NamedTuple):
+    namespace: bytes
+    key: bytes
+
+
+def read_prompt(path: str, body: bytes) -> Prompt | None:
+    """The prompt in a request body, or None where the path or the shape of the body is not known.
+
+    Such a request is proxied all the same, by load alone: the engine knows best what to say about it.
+    """
+    reader = _READERS.get(path)
+    if reader is None:
+        return None
+    try:
+        payload = orjson.loads(body)
+        namespace = b"".join(_namespace(payload))
+        return Prompt(namespace, b"".join(reader(payload)))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def _namespace(payload: Json) -> Iterable[bytes]:
+    if not isinstance(payload, dict):
+        raise TypeError("not an object")
+    for field in _NAMESPACE_FIELDS:
+        value = payload.get(field)
+        if value is not None:
+            yield field.encode() + _FIELD + _text(value) + _MESSAGE
+
+
+def _chat(payload: Json) -> Iterable[bytes]:
+    yield from _tools(payload)
+    for message in _list(payload["messages"]):
+        yield from _message(message)
+
+
+def _anthropic_messages(payload: Json) -> Iterable[bytes]:
+    yield from _tools(payload)
+    if payload.get("system"):
+        yield from _message({"role": "system", "content": payload["system"]})
+    for message in _list(payload["messages"]):
+        yield from _message(message)
+
+
+def _responses(payload: Json) -> Iterable[bytes]:
+    yield from _tools(payload)
+    if payload.get("instructions"):
+        yield from _message({"role": "system", "content": payload["instructions"]})
+    items = payload["input"]
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
+    for item in _list(items):
+        if "role" in item:
+            yield from _message(item)
+        else:  # function_call, function_call_output, reasoning
+            yield _MESSAGE + orjson.dumps(item)
+
+
+def _completions(payload: Json) -> Iterable[bytes]:
+    yield from _text_or_tokens(payload["prompt"])
+
+
+def _generate(payload: Json) -> Iterable[bytes]:
+    text = payload.get("text")
+    yield from _text_or_tokens(payload["input_ids"] if text is None else text)
+
+
+_READERS: dict[str, Callable[[Json], Iterable[bytes]]] = {
+    "/v1/chat/completions": _chat,
+    "/v1/completions": _completions,
+    "/v1/messages": _anthropic_messages,
+    "/v1/responses": _responses,
+    "/generate": _generate,
+}
+
+
+def _tools(payload: Json) -> Iterable[bytes]:
+    tools = payload.get("tools")
+    if tools:
+        yield _TOOLS + orjson.dumps(tools)
+
+
+def _message(message: Json) -> Iterable[bytes]:
+    yield _MESSAGE + _text(message["role"]) + _FIELD
+    content = message.get("content")
+    if isinstance(content, str):
+        yield content.encode()
+    elif content is not None:
+        for part in _list(content):
+            yield _part(part)
+    for field in _MESSAGE_FIELDS:
+        value = message.get(field)
+        if value is not None:
+            yield _FIELD + field.encode() + _FIELD + _text(value)
+
+
+def _part(part: Json) -> bytes:
+    if not isinstance(part, dict):
+        raise TypeError("not an object")
+    if "text" in part and part.get("type", "text") in ("text", "input_text", "output_text"):
+        return _text(part["text"])
+    # Clients move this marker from turn to turn; no engine renders it.
+    shown = {field: value for field, value in part.items() if field != "cache_control"}
+    rendered = orjson.dumps(shown)
+    return xxh3_128_digest(rendered) if part.get("type") in _MEDIA_TYPES else rendered
+
+
+def _text_or_tokens(prompt: Json) -> Iterable[bytes]:
+    """A text, token ids, or a batch of either. The first prompt of a batch decides where the batch goes."""
+    if isinstance(prompt, str):
+        yield prompt.encode()
+        return
+    if prompt and isinstance(prompt[0], int):
+        yield array("I", prompt).tobytes()
+        return
+    for item in _list(prompt):
+        yield (item.encode() if isinstance(item, str) else array("I", _list(item)).tobytes()) + _MESSAGE
+
+
+def _text(value: Json) -> bytes:
+    return value.encode() if isinstance(value, str) else orjson.dumps(value)
+
+
+def _list(value: Json) -> list[Json]:
+    if not isinstance(value, list):
+        raise TypeError("not a list")
+    return value

@@ -1,0 +1,1 @@
+"""warmroute's inference worker: a small engine with a radix prefix cache."""
