@@ -20,6 +20,8 @@ _HOP_BY_HOP = frozenset(
     }
 )
 _NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+_WITHOUT_BODY = frozenset({204, 304})
+"""A 304 may tell the length of what it does not send; the server below would wait for those bytes."""
 _SET_BY_US = frozenset({b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-request-id"})
 
 
@@ -69,10 +71,12 @@ def request_headers(scope: Scope, body_length: int, request_id: bytes) -> list[b
     return lines
 
 
-def response_headers(received: Headers, added: Headers) -> Headers:
+def response_headers(status: int, received: Headers, added: Headers) -> Headers:
     """A worker's headers without the hop-by-hop ones, then those of `added` that the worker has not set."""
     lowered = [(name.lower(), value) for name, value in received]
     dropped = _HOP_BY_HOP | _named_by_connection(lowered)
+    if status in _WITHOUT_BODY:
+        dropped = dropped | {b"content-length"}
     kept = [(name, value) for name, value in lowered if name not in dropped]
     present = {name for name, _ in kept}
     return kept + [(name, value) for name, value in added if name not in present]

@@ -146,7 +146,7 @@ class _Exchange:
         connection = await pool.request(self._head(placement.worker), self._body, no_body=method == "HEAD")
         try:
             usage = UsageReader(connection.headers)
-            self._start_headers = response_headers(connection.headers, self._receipt(placement))
+            self._start_headers = response_headers(connection.status, connection.headers, self._receipt(placement))
             await send({"type": "http.response.start", "status": connection.status, "headers": self._start_headers})
             self._started = True
             await self._pass_body(connection, placement, usage, send)

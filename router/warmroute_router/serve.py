@@ -29,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The router: a reverse proxy in front of inference workers."""
     config = parse_config(argv)
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for chatty in ("httpx", "uvicorn.error"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     app = RouterApp(config)
     try:
         listener = _listen(config.host, config.port)
@@ -80,15 +81,14 @@ def parse_config(argv: Sequence[str] | None) -> RouterConfig:
     return RouterConfig(**vars(args))
 
 
-async def _serve(app: RouterApp, listener: socket.socket) -> None:
-    config = uvicorn.Config(
+def server_config(app: RouterApp) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
         http="httptools",
         ws="none",
         lifespan="on",
         access_log=False,
         log_config=None,
-        log_level="warning",
         # The answer's headers are the worker's own.
         server_header=False,
         date_header=False,
@@ -97,9 +97,12 @@ async def _serve(app: RouterApp, listener: socket.socket) -> None:
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=GRACE,
     )
+
+
+async def _serve(app: RouterApp, listener: socket.socket) -> None:
     # uvicorn drains on SIGTERM and raises it anew afterwards: let that end in exit code 0.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    await uvicorn.Server(config).serve(sockets=[listener])
+    await uvicorn.Server(server_config(app)).serve(sockets=[listener])
 
 
 def _listen(host: str, port: int) -> socket.socket:

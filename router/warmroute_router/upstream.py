@@ -151,6 +151,8 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
+        if not 100 <= self.status < 600:
+            raise ValueError(f"status {self.status}")
         self._interim = 100 <= self.status < 200
         if self._interim:
             return

@@ -1,0 +1,109 @@
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from warmroute_router.blocks import BLOCK_BYTES, BLOCK_TOKENS, PromptBlocks, hash_blocks
+from warmroute_router.policies import POLICIES, Choice, FleetView
+from warmroute_router.policies.cache_aware import LAMBDA_IDLE, CacheAware
+
+
+@dataclass
+class W:
+    index: int
+    waiting_tokens: int = 0
+    in_flight: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://worker-{self.index}"
+
+
+def prompt(blocks: int, text: bytes = b"x") -> PromptBlocks:
+    return hash_blocks(text * (blocks * BLOCK_BYTES // len(text)))
+
+
+def choose(workers: list[W], cached: dict[int, int], blocks: int = 10, mean: float = 640.0) -> Choice[W]:
+    return CacheAware().choose(prompt(blocks), FleetView(workers, cached, mean))
+
+
+def test_the_worker_with_the_longest_prefix_wins_where_all_are_idle() -> None:
+    choice = choose([W(0), W(1), W(2)], {0: 3, 2: 7})
+    assert (choice.worker.index, choice.reason) == (2, "affinity")
+
+
+def test_the_queue_is_weighed_against_the_prefix() -> None:
+    saved = LAMBDA_IDLE * 7 * BLOCK_TOKENS
+    just_worth_it = choose([W(0), W(1, waiting_tokens=int(saved) - 1)], {1: 7})
+    not_worth_it = choose([W(0), W(1, waiting_tokens=int(saved) + 1)], {1: 7})
+    assert (just_worth_it.worker.index, just_worth_it.reason) == (1, "affinity")
+    assert (not_worth_it.worker.index, not_worth_it.reason) == (0, "load")
+
+
+def test_once_nobody_is_idle_the_prefix_weighs_more() -> None:
+    """Same difference of queues as above, but one full request waits everywhere: λ grows by one."""
+    saved = int(LAMBDA_IDLE * 7 * BLOCK_TOKENS) + 1
+    choice = choose([W(0, waiting_tokens=640), W(1, waiting_tokens=640 + saved)], {1: 7}, mean=640.0)
+    assert choice.worker.index == 1
+
+
+def test_a_prefix_that_all_hold_does_not_count() -> None:
+    choice = choose([W(0, waiting_tokens=1), W(1)], {0: 10, 1: 10})
+    assert choice.worker.index == 1
+
+
+def test_running_requests_count_a_little() -> None:
+    assert choose([W(0, in_flight=1), W(1)], {}).worker.index == 1
+    assert choose([W(0, in_flight=1), W(1)], {0: 2}).worker.index == 0
+
+
+def test_cold_prompts_spread_and_alike_ones_meet() -> None:
+    workers = [W(index) for index in range(4)]
+    view = FleetView(workers, dict[int, int](), 0.0)
+    places = Counter()  # type: Counter[int]
+    for number in range(400):
+        text = b"%4d" % number
+        choices = {CacheAware().choose(prompt(blocks, text), view).worker.index for blocks in (1, 2, 8)}
+        assert len(choices) == 1, "prompts that begin alike go to one worker"
+        places[choices.pop()] += 1
+    assert min(places.values()) > 60, "100 each are expected"
+    assert CacheAware().choose(prompt(3), view).reason == "cold"
+
+
+def test_prompts_shorter_than_a_block_spread_too() -> None:
+    view = FleetView([W(index) for index in range(4)], dict[int, int](), 0.0)
+    places = {CacheAware().choose(hash_blocks(b"hello %d" % number), view).worker.index for number in range(40)}
+    assert places == {0, 1, 2, 3}
+
+
+def test_behind_a_prefix_that_all_hold_the_next_block_decides() -> None:
+    workers = [W(index) for index in range(4)]
+    places = set()
+    for number in range(40):
+        blocks = hash_blocks(b"s" * BLOCK_BYTES + b"%4d" % number * (BLOCK_BYTES // 4))
+        view = FleetView(workers, {worker.index: 1 for worker in workers}, 0.0)
+        places.add(CacheAware().choose(blocks, view).worker.index)
+    assert places == {0, 1, 2, 3}
+
+
+def test_round_robin_takes_turns_and_skips_who_is_away() -> None:
+    policy = POLICIES["round_robin"]()
+    all_three = [W(0), W(1), W(2)]
+
+    def turn(workers: list[W]) -> int:
+        return policy.choose(prompt(1), FleetView(workers, dict[int, int](), 0.0)).worker.index
+
+    assert [turn(all_three) for _ in range(4)] == [0, 1, 2, 0]
+    assert [turn([all_three[0], all_three[2]]) for _ in range(3)] == [2, 0, 2]
+    assert turn(all_three) == 0
+
+
+def test_least_load_counts_requests_then_tokens() -> None:
+    policy = POLICIES["least_load"]()
+    workers = [W(0, in_flight=2), W(1, in_flight=1, waiting_tokens=9), W(2, in_flight=1, waiting_tokens=3)]
+    assert policy.choose(prompt(1), FleetView(workers, {0: 1}, 0.0)).worker.index == 2
+
+
+@pytest.mark.parametrize("name", ["random", "least_load"])
+def test_ties_are_spread(name: str) -> None:
+    view = FleetView([W(0), W(1), W(2)], dict[int, int](), 0.0)
+    assert {POLICIES[name]().choose(prompt(1), view).worker.index for _ in range(200)} == {0, 1, 2}

@@ -1,0 +1,63 @@
+"""The router on a real socket, in the test's own event loop, so that its counters can be looked at."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import uvicorn
+from warmroute_router.app import RouterApp
+from warmroute_router.config import RouterConfig, normalize_worker_urls
+from warmroute_router.serve import server_config
+
+CONFIG = RouterConfig(
+    worker_urls=(),
+    policy="cache_aware",
+    host="127.0.0.1",
+    port=0,
+    prometheus_host="127.0.0.1",
+    prometheus_port=0,
+    max_payload_size=64 * 1024 * 1024,
+    api_key=None,
+    log_level="info",
+)
+
+
+class RunningRouter:
+    def __init__(self, app: RouterApp, port: int) -> None:
+        self.app = app
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+
+    def assert_idle(self) -> None:
+        """No load is left behind by anyone."""
+        for worker in self.app.fleet.workers:
+            assert (worker.in_flight, worker.waiting_tokens) == (0, 0), worker.url
+
+
+@asynccontextmanager
+async def running_router(*urls: str, config: RouterConfig = CONFIG) -> AsyncIterator[RunningRouter]:
+    app = RouterApp(replace(config, worker_urls=normalize_worker_urls(list(urls))))
+    server = uvicorn.Server(server_config(app))
+    serving = asyncio.create_task(server.serve(sockets=[_listener()]))
+    await until(lambda: server.started)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield RunningRouter(app, port)
+    finally:
+        server.should_exit = True
+        await serving
+
+
+def _listener() -> socket.socket:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    return listener
+
+
+async def until(condition: Callable[[], bool], patience: float = 10.0) -> None:
+    """Poll a condition, since counters do not notify. `patience` is in seconds, and only matters in failure."""
+    async with asyncio.timeout(patience):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
