@@ -1,0 +1,63 @@
+"""Attention in plain PyTorch: one scaled dot product per sequence over the K and V gathered from its slots."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from ..kv_pool import KVPool
+from .base import SequenceSpan
+
+
+class _Plan(NamedTuple):
+    first: int
+    last: int
+    slots: Tensor
+    mask: Tensor | None
+    """bool [group * new, past + new], or None where every new token sees every slot."""
+
+
+class TorchAttention:
+    def __init__(self, pool: KVPool, heads: int, kv_heads: int) -> None:
+        assert heads % kv_heads == 0, "each key head serves the same number of query heads"
+        self._pool = pool
+        self._kv_heads = kv_heads
+        self._group = heads // kv_heads
+        self._plans: list[_Plan] = []
+        self._new_slots = torch.empty(0, dtype=torch.int64)
+
+    def plan(self, spans: Sequence[SequenceSpan]) -> None:
+        self._plans = []
+        first = 0
+        for span in spans:
+            last = first + span.length
+            self._plans.append(_Plan(first, last, span.slots, self._causal_mask(span)))
+            first = last
+        self._new_slots = torch.cat([span.slots[span.start :] for span in spans])
+
+    def _causal_mask(self, span: SequenceSpan) -> Tensor | None:
+        if span.length == 1:
+            return None
+        rows = torch.arange(span.start, len(span.slots))[:, None]
+        return (torch.arange(len(span.slots)) <= rows).repeat(self._group, 1)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self._pool.k[layer], self._pool.v[layer]
+        keys[self._new_slots] = k
+        values[self._new_slots] = v
+        out = torch.empty_like(q)
+        for plan in self._plans:
+            # The query heads of one key head are rows beside each other, so that K and V are not repeated.
+            new = plan.last - plan.first
+            grouped = q[plan.first : plan.last].view(new, self._kv_heads, self._group, -1).permute(1, 2, 0, 3)
+            attended = scaled_dot_product_attention(
+                grouped.reshape(1, self._kv_heads, self._group * new, -1),
+                keys[plan.slots].transpose(0, 1)[None],
+                values[plan.slots].transpose(0, 1)[None],
+                attn_mask=plan.mask,
+            )
+            ungrouped = attended[0].view(self._kv_heads, self._group, new, -1).permute(2, 0, 1, 3)
+            out[plan.first : plan.last] = ungrouped.reshape(new, self._kv_heads * self._group, -1)
+        return out

@@ -1,0 +1,193 @@
+"""The engine: a thread that turns requests into tokens, one step at a time.
+
+    schedule -> forward -> sample -> deliver
+
+Everything below `step` runs on that thread alone; the outside talks to it through `submit` and `abort`.
+"""
+
+import logging
+import threading
+from array import array
+
+import torch
+from torch import Tensor
+
+from .attention.base import Attention, SequenceSpan
+from .core import FinishReason, Output, Request, Span
+from .kv_pool import KVPool
+from .metrics import EngineMetrics
+from .model.llama import Llama
+from .prefix_cache import PrefixCache
+from .sampling import Sampler
+from .scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    def __init__(
+        self,
+        model: Llama,
+        attention: Attention,
+        pool: KVPool,
+        *,
+        eos_ids: frozenset[int],
+        context: int,
+        chunk: int,
+        max_running: int,
+    ) -> None:
+        self.metrics = EngineMetrics()
+        self.pool = pool
+        self.cache = PrefixCache(pool)
+        self.scheduler = Scheduler(pool, self.cache, max_running=max_running, chunk=chunk, context=context)
+        self._model = model
+        self._attention = attention
+        self._eos_ids = eos_ids
+        self._sampler = Sampler()
+        self._inbox: list[Request] = []
+        self._aborted: list[Request] = []
+        self._flush: threading.Event | None = None
+        self._stopping = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Abort everything and wait for the thread to end."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def num_running(self) -> int:
+        return len(self.scheduler.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.scheduler.waiting) + len(self._inbox)
+
+    @property
+    def token_usage(self) -> float:
+        """Share of the pool that running requests need; what is merely cached does not count."""
+        return 1 - (self.pool.free_slots + self.cache.evictable) / self.pool.num_slots
+
+    def submit(self, request: Request) -> None:
+        with self._changed:
+            self._inbox.append(request)
+            self._changed.notify()
+
+    def abort(self, request: Request) -> None:
+        """Take a request out. Nothing more is delivered for it; aborting one that has ended does nothing."""
+        with self._changed:
+            self._aborted.append(request)
+            self._changed.notify()
+
+    def flush_cache(self) -> bool:
+        """Forget the prefix cache. False, and nothing done, while requests run or wait."""
+        done = threading.Event()
+        with self._changed:
+            if self._stopping or self._inbox or self.scheduler.running or self.scheduler.waiting:
+                return False
+            self._flush = done
+            self._changed.notify()
+        return done.wait(timeout=10)
+
+    def _run(self) -> None:
+        while self._receive():
+            try:
+                self.step()
+            except Exception:
+                # A bug, or out of memory: the requests must hear of it, and the next ones may fare better.
+                logger.exception("a step of the engine failed")
+                for request in [*self.scheduler.running, *self.scheduler.waiting]:
+                    self._finish(request, FinishReason.ERROR, "")
+
+    def _receive(self) -> bool:
+        """Take in what has come, waiting while there is nothing to do. False at the end."""
+        with self._changed:
+            while not (self._stopping or self._inbox or self._aborted or self._flush or self._busy):
+                self._changed.wait()
+            arrived, self._inbox = self._inbox, []
+            aborted, self._aborted = self._aborted, []
+            flush, self._flush = self._flush, None
+            stopping = self._stopping
+        for request in arrived:
+            self.scheduler.add(request)
+        if stopping:
+            aborted = [*self.scheduler.running, *self.scheduler.waiting]
+        for request in aborted:
+            self._abort(request)
+        if flush is not None:
+            self.cache.flush()
+            flush.set()
+        return not stopping
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self.scheduler.running or self.scheduler.waiting)
+
+    def _abort(self, request: Request) -> None:
+        if request.finished is None:
+            self._leave(request, FinishReason.ABORT)
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Compute one batch: a token more for each running request, and a chunk of prefill."""
+        spans = self.scheduler.schedule()
+        if not spans:
+            return
+        logits = self._forward(spans)
+        sampling = [span.request for span in spans if span.samples]
+        for span in spans:
+            self.scheduler.computed(span)
+        for request, row in zip(sampling, logits, strict=True):
+            self._append(request, self._sampler.sample(row, request))
+
+    def _forward(self, spans: list[Span]) -> Tensor:
+        """Logits [sampling spans, vocab]."""
+        self._attention.plan(
+            [SequenceSpan(self.scheduler.slots(span.request, span.end), span.start) for span in spans]
+        )
+        flat = array("q")
+        for span in spans:
+            flat += span.request.tokens[span.start : span.end]
+        tokens = torch.tensor(flat)
+        positions = torch.cat([torch.arange(span.start, span.end) for span in spans])
+        hidden = self._model.forward(tokens, positions, self._attention)
+        ends = torch.tensor([span.end - span.start for span in spans]).cumsum(0) - 1
+        samples = torch.tensor([span.samples for span in spans])
+        return self._model.logits(hidden[ends[samples]])
+
+    def _append(self, request: Request, token: int) -> None:
+        first = not request.output_tokens
+        request.tokens.append(token)
+        if first:
+            self.metrics.first_token(request)
+        if token in self._eos_ids and not request.params.ignore_eos:
+            self._finish(request, FinishReason.STOP, request.output.flush())
+            return
+        text = request.output.add(token)
+        if request.output.stopped:
+            self._finish(request, FinishReason.STOP, text)
+        elif request.output_tokens >= request.params.max_tokens:
+            text += request.output.flush()
+            self._finish(request, FinishReason.STOP if request.output.stopped else FinishReason.LENGTH, text)
+        else:
+            request.deliver(Output(text, None, request.usage))
+
+    def _finish(self, request: Request, reason: FinishReason, text: str) -> None:
+        self._leave(request, reason)
+        request.deliver(Output(text, reason, request.usage))
+
+    def _leave(self, request: Request, reason: FinishReason) -> None:
+        request.finished = reason
+        self.scheduler.release(request)
+        self._sampler.forget(request)
+        self.metrics.ended(request)
