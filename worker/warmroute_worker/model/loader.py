@@ -117,7 +117,7 @@ def _safetensors(folder: Path, dtype: torch.dtype) -> TensorSource:
     try:
         for path in sorted(folder.glob("*.safetensors")):
             opened = safe_open(path, framework="pt")
-            files.update(dict.fromkeys(opened.keys(), opened)  # type: ignore[no-untyped-call])
+            files.update(dict.fromkeys(opened.keys(), opened))  # type: ignore[no-untyped-call]
     except SafetensorError as error:
         raise WorkerError(f"{path}: {error}") from error
     if not files:
