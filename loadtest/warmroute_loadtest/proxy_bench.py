@@ -7,7 +7,6 @@ turns, since a machine's speed drifts; quote the ratios, not the absolute figure
 import asyncio
 import contextlib
 import statistics
-import subprocess
 import sys
 from argparse import ArgumentParser
 from collections import defaultdict
@@ -20,6 +19,8 @@ import orjson
 import uvloop
 from rich.console import Console
 from rich.table import Table
+
+from .processes import processes, url_in
 
 CONNECTIONS = 32
 WORKERS = 2
@@ -45,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="of which the median counts (default: %(default)s)")
     args = parser.parse_args(argv)
-    with _processes() as (worker_urls, router_url):
-        urls = {"direct": worker_urls[0], "router": router_url}
+    with _running() as (worker, router):
+        urls = {"direct": worker, "router": router}
         results: dict[tuple[str, str], list[float]] = defaultdict(list)
         for _ in range(args.rounds):
             for case in CASES:
@@ -67,22 +68,12 @@ def _print_table(rates: dict[tuple[str, str], float]) -> None:
 
 
 @contextlib.contextmanager
-def _processes() -> Iterator[tuple[list[str], str]]:
-    with contextlib.ExitStack() as stack:
-        mock = [sys.executable, "-m", "warmroute_loadtest.mock_worker"]
-        worker_urls = [_start(stack, mock).strip() for _ in range(WORKERS)]
-        router = [sys.executable, "-m", "warmroute_router", "--port", "0", "--prometheus-port", "0"]
-        announced = _start(stack, [*router, "--log-level", "warning", "--worker-urls", *worker_urls])
-        yield worker_urls, announced.split()[2].rstrip(",")
-
-
-def _start(stack: contextlib.ExitStack, command: list[str]) -> str:
-    """The first line that the process prints; it ends with the stack."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    stack.enter_context(process)
-    stack.callback(process.terminate)
-    assert process.stdout is not None, "stdout is a pipe"
-    return process.stdout.readline()
+def _running() -> Iterator[tuple[str, str]]:
+    """The URLs of a mock worker and of the router in front of all of them."""
+    with processes() as children:
+        workers = [url_in(children.start("warmroute_loadtest.mock_worker")) for _ in range(WORKERS)]
+        options = ("--port", "0", "--prometheus-port", "0", "--log-level", "warning", "--worker-urls", *workers)
+        yield workers[0], url_in(children.start("warmroute_router", *options))
 
 
 class _Client(asyncio.Protocol):

@@ -2,7 +2,7 @@
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -17,6 +17,9 @@ from .text import OutputText
 _ENGINE_FAILED = {
     "error": {"message": "the engine failed on this request", "type": "server_error", "param": None, "code": None}
 }
+
+_STREAM_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+_END: Message = {"type": "http.response.body", "body": b"data: [DONE]\n\n"}
 
 
 class Generation:
@@ -34,7 +37,7 @@ class Generation:
         with suppress(RuntimeError):  # the loop has ended before the engine did
             self._loop.call_soon_threadsafe(self._outputs.put_nowait, output)
 
-    async def outputs(self) -> AsyncIterator[Output]:
+    async def outputs(self) -> AsyncGenerator[Output, None]:
         """To the last one. Leaving early, for whatever reason, aborts the request."""
         self._engine.submit(self._request)
         try:
@@ -47,40 +50,48 @@ class Generation:
             self._engine.abort(self._request)
 
 
-async def whole(generation: Generation, reply: Reply) -> AsyncIterator[Message]:
+async def whole(generation: Generation, reply: Reply) -> AsyncGenerator[Message, None]:
     """ASGI messages of an answer in one piece."""
     text: list[str] = []
-    async with aclosing(generation.outputs()) as outputs:  # type: ignore[type-var]
+    async with aclosing(generation.outputs()) as outputs:
         async for output in outputs:
             text.append(output.text)
-    if output.finish_reason is FinishReason.ERROR:
-        body, status = orjson.dumps(_ENGINE_FAILED), 500
-    else:
-        assert output.finish_reason is not None, "the last output has a reason"
-        body, status = orjson.dumps(reply.whole("".join(text), output.finish_reason, output.usage)), 200
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    yield {"type": "http.response.start", "status": status, "headers": headers}
-    yield {"type": "http.response.body", "body": body}
+    reason = output.finish_reason
+    assert reason is not None, "the last output has a reason"
+    failed = reason is FinishReason.ERROR
+    for message in _document(_ENGINE_FAILED if failed else reply.whole("".join(text), reason, output.usage)):
+        yield message
 
 
-async def stream(generation: Generation, reply: Reply, *, include_usage: bool) -> AsyncIterator[Message]:
-    """ASGI messages of an answer as server-sent events."""
-    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-    async with aclosing(generation.outputs()) as outputs:  # type: ignore[type-var]
+async def stream(generation: Generation, reply: Reply, *, include_usage: bool) -> AsyncGenerator[Message, None]:
+    """ASGI messages of an answer as server-sent events. Until the first token it can still fail with a status."""
+    started = False
+    async with aclosing(generation.outputs()) as outputs:
         async for output in outputs:
-            if headers:  # with the first token, so that an error before it could still be a status
-                yield {"type": "http.response.start", "status": 200, "headers": headers}
-                headers = []
+            if output.finish_reason is FinishReason.ERROR:
+                for message in [_event(_ENGINE_FAILED), _END] if started else _document(_ENGINE_FAILED):
+                    yield message
+                return
+            if not started:
+                started = True
+                yield {"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)}
                 for payload in reply.head():
                     yield _event(payload)
-            if output.finish_reason is FinishReason.ERROR:
-                yield _event(_ENGINE_FAILED)
-                break
             for payload in reply.pieces(output):
                 yield _event(payload)
     if include_usage:
         yield _event(reply.usage(output.usage))
-    yield {"type": "http.response.body", "body": b"data: [DONE]\n\n"}
+    yield _END
+
+
+def _document(payload: dict[str, Any]) -> list[Message]:
+    body = orjson.dumps(payload)
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    status = 500 if payload is _ENGINE_FAILED else 200
+    return [
+        {"type": "http.response.start", "status": status, "headers": headers},
+        {"type": "http.response.body", "body": body},
+    ]
 
 
 def _event(payload: dict[str, Any]) -> Message:
@@ -90,7 +101,7 @@ def _event(payload: dict[str, Any]) -> Message:
 class Answer:
     """Sends messages as they come, as an ASGI application; ends with the last one, or when the client leaves."""
 
-    def __init__(self, messages: AsyncIterator[Message], request_id: str) -> None:
+    def __init__(self, messages: AsyncGenerator[Message, None], request_id: str) -> None:
         self._messages = messages
         self._request_id = (b"x-request-id", request_id.encode("latin-1"))
 
@@ -107,7 +118,7 @@ class Answer:
                 await sending
 
     async def _send(self, send: Send) -> None:
-        async with aclosing(self._messages) as messages:  # type: ignore[type-var]
+        async with aclosing(self._messages) as messages:
             async for message in messages:
                 if message["type"] == "http.response.start":
                     message["headers"].append(self._request_id)

@@ -1,0 +1,76 @@
+"""The product's own processes, started as a user starts them, and ended with whoever started them."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+_PATIENCE = 10.0
+"""Seconds that a process has to end by itself."""
+
+
+class StartError(Exception):
+    """A process ended before it announced itself; what it said about that is on stderr already."""
+
+
+class Processes:
+    """Children that run until `stop`, or until the `with` block ends."""
+
+    def __init__(self) -> None:
+        self._running: list[subprocess.Popen[str]] = []
+
+    def start(self, module: str, *arguments: str) -> str:
+        """Run `python -m MODULE ARGUMENTS`; returns the first line that it prints, its announcement.
+
+        Raises StartError where it ends instead.
+        """
+        process = self.spawn(module, *arguments)
+        return self.announcement(process)
+
+    def spawn(self, module: str, *arguments: str) -> subprocess.Popen[str]:
+        """Start without waiting for the announcement, so that several can load at the same time."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+            # Ctrl-C is for the parent alone, which ends its children in order.
+            start_new_session=True,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        )
+        self._running.append(process)
+        return process
+
+    def announcement(self, process: subprocess.Popen[str]) -> str:
+        assert process.stdout is not None, "stdout is a pipe"
+        line = process.stdout.readline().strip()
+        if not line:
+            raise StartError(f"a process ended with exit code {process.wait()}: {process.args!r}")
+        return line
+
+    def stop(self, processes: Sequence[subprocess.Popen[str]] | None = None) -> None:
+        stopping = list(self._running if processes is None else processes)
+        for process in stopping:
+            process.terminate()
+        for process in stopping:
+            try:
+                process.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+            self._running.remove(process)
+
+
+@contextmanager
+def processes() -> Iterator[Processes]:
+    with ExitStack() as stack:
+        children = Processes()
+        stack.callback(children.stop)
+        yield children
+
+
+def url_in(announcement: str) -> str:
+    """The first URL of an announcement line."""
+    return next(word.rstrip(",;") for word in announcement.split() if word.startswith("http://"))
