@@ -10,17 +10,17 @@ import httpx
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import Route
 
 from .config import RouterConfig
-from .errors import RequestError, no_worker, send_error, unauthorized
+from .errors import RequestError, no_worker, send_error, unauthorized, worker_failed
 from .fleet import Fleet, Worker
 from .health import HealthProbes
 from .policies import POLICIES
 from .proxy import Proxy
 from .routing import Routing
 from .tree import PrefixTree
-from .types import ASGIApp, Receive, Scope, Send
+from .types import Receive, Scope, Send
 
 MAX_TREE_BLOCKS = 1_000_000
 """256 MB of prompts, about 64 million tokens."""
@@ -29,28 +29,40 @@ MODELS_TIMEOUT = 5.0
 
 
 class RouterApp:
-    """Owns the router's parts. `__call__` is the ASGI entry point; the lifespan starts and stops the probes."""
+    """Owns the router's parts. The few paths of its own go to Starlette; all others straight to the data path."""
 
     def __init__(self, config: RouterConfig) -> None:
         self.fleet = Fleet(config.worker_urls)
         self.tree = PrefixTree(MAX_TREE_BLOCKS)
         self.routing = Routing(self.fleet, self.tree, config.policy, POLICIES[config.policy]())
         self.proxy = Proxy(self.routing, config.max_payload_size)
-        self._client = httpx.AsyncClient()
-        starlette = Starlette(
-            routes=[
-                Route("/health", self.health),
-                Route("/v1/models", self.models),
-                Route("/workers", self.workers),
-                Mount("/", self.proxy),
-            ],
-            lifespan=self.lifespan,
-            exception_handlers={RequestError: _answer_error},
+        self._api_key = config.api_key.encode() if config.api_key else None
+        # The environment's proxies are not for workers: the data path does not take them either.
+        self._client = httpx.AsyncClient(trust_env=False)
+        routes = [Route("/health", self.health), Route("/v1/models", self.models), Route("/workers", self.workers)]
+        self._own_paths = frozenset(route.path for route in routes)
+        self._control = Starlette(
+            routes=routes, lifespan=self.lifespan, exception_handlers={RequestError: _answer_error}
         )
-        self._app: ASGIApp = ApiKey(starlette, config.api_key) if config.api_key else starlette
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            await self._control(scope, receive, send)
+        elif not self._admits(scope):
+            self.proxy.refused[401] += 1
+            await send_error(send, unauthorized())
+        elif scope["path"] in self._own_paths and scope["method"] in ("GET", "HEAD"):
+            await self._control(scope, receive, send)
+        else:
+            await self.proxy(scope, receive, send)
+
+    def _admits(self, scope: Scope) -> bool:
+        """Every request needs the key where there is one, but those to /health."""
+        if self._api_key is None or scope["path"] == "/health":
+            return True
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, key = given.partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._api_key)
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -72,9 +84,12 @@ class RouterApp:
 
     async def models(self, request: Request) -> Response:
         """The union of what the ready workers serve, in the order of the workers."""
-        lists = await asyncio.gather(*(self._models_of(worker, request) for worker in self.fleet.ready()))
-        if not any(models is not None for models in lists):
+        ready = self.fleet.ready()
+        if not ready:
             raise no_worker()
+        lists = await asyncio.gather(*(self._models_of(worker, request) for worker in ready))
+        if all(models is None for models in lists):
+            raise worker_failed("none of those that are up lists its models")
         union = {model["id"]: model for models in lists for model in models or ()}
         return JSONResponse({"object": "list", "data": list(union.values())})
 
@@ -107,22 +122,6 @@ class RouterApp:
                 ]
             }
         )
-
-
-class ApiKey:
-    """Asks every request for the key, but those to /health."""
-
-    def __init__(self, app: ASGIApp, key: str) -> None:
-        self._app = app
-        self._expected = b"Bearer " + key.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] != "/health":
-            given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-            if not hmac.compare_digest(given, self._expected):
-                await send_error(send, unauthorized())
-                return
-        await self._app(scope, receive, send)
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"warmroute {__version__}")
     parser.add_argument("command", choices=sorted(commands), help="what to run")
-    parser.add_argument("arguments", nargs=REMAINDER, help="passed on to the command")
+    parser.add_argument("arguments", nargs=REMAINDER, help="passed on to the command").required = False
     args = parser.parse_args(argv)
     run = commands[args.command].load()
     return int(run(args.arguments) or 0)

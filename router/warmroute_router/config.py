@@ -1,7 +1,12 @@
 """The router's configuration: read once, at the edge, checked there, and passed on as one frozen object."""
 
+import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+_CREDENTIALS = re.compile(r"^(\w+://|)[^/]*@")
+_URL_CHARACTERS = re.compile(r"[!-\[\]-~]+")
+"""ASCII without spaces, control characters and backslashes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +42,25 @@ def normalize_worker_urls(urls: list[str]) -> tuple[str, ...]:
 
 
 def _normalize(given: str) -> str:
-    parts = urlsplit(given if "://" in given else f"http://{given}")
+    shown = _CREDENTIALS.sub(r"\1", given)  # messages end up in logs
+    if shown != given:
+        raise ValueError(f"worker {shown!r}: a URL with a user or a password is not supported")
+    if not _URL_CHARACTERS.fullmatch(given):
+        raise ValueError(f"worker {shown!r}: expected a URL like http://host:port")
     try:
+        parts = urlsplit(given if "://" in given else f"http://{given}")
         port = parts.port
     except ValueError as error:
-        raise ValueError(f"worker {given!r}: {error}") from None
+        raise ValueError(f"worker {shown!r}: {error}") from None
     if parts.scheme not in ("http", "https"):
-        raise ValueError(f"worker {given!r}: the scheme must be http or https")
-    if not parts.hostname or parts.query or parts.fragment or not parts.netloc.isascii():
-        raise ValueError(f"worker {given!r}: expected a URL like http://host:port")
-    if parts.username is not None or parts.password is not None:
-        raise ValueError(f"worker {parts.hostname!r}: a URL with a user or a password is not supported")
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        raise ValueError(f"worker {shown!r}: the scheme must be http or https")
+    if not parts.hostname or port == 0 or parts.query or parts.fragment:
+        raise ValueError(f"worker {shown!r}: expected a URL like http://host:port")
     default = {"http": 80, "https": 443}[parts.scheme]
-    netloc = host if port in (None, default) else f"{host}:{port}"
+    netloc = bracketed(parts.hostname) + ("" if port in (None, default) else f":{port}")
     return f"{parts.scheme}://{netloc}{parts.path.rstrip('/')}"
+
+
+def bracketed(host: str) -> str:
+    """A host as URLs write it: IPv6 addresses in brackets."""
+    return f"[{host}]" if ":" in host else host

@@ -33,7 +33,10 @@ class UpstreamError(Exception):
 
 
 class ConnectFailed(UpstreamError):  # noqa: N818 - named for what happened
-    pass
+    def __init__(self, reason: str, *, refused: bool = False) -> None:
+        super().__init__(reason)
+        self.refused = refused
+        """Nobody listens there: the worker's process is gone, and its cache with it."""
 
 
 class ConnectionLost(UpstreamError):  # noqa: N818
@@ -62,6 +65,17 @@ def payload_too_large(limit: int) -> RequestError:
         type="invalid_request_error",
         code="payload_too_large",
         # What is left of the body is not worth reading.
+        headers=[(b"connection", b"close")],
+    )
+
+
+def body_lost_in_upgrade() -> RequestError:
+    return RequestError(
+        400,
+        "The body of a request with an `Upgrade` header cannot be read. This router speaks HTTP/1.1: leave that "
+        "header out (Java's HttpClient: `.version(HTTP_1_1)`; curl: without `--http2`).",
+        type="invalid_request_error",
+        code="upgrade_not_supported",
         headers=[(b"connection", b"close")],
     )
 

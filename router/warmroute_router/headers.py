@@ -41,6 +41,7 @@ def request_headers(scope: Scope, body_length: int, request_id: bytes) -> list[b
     dropped = _NOT_FORWARDED | _named_by_connection(received)
     forwarded_for: list[bytes] = []
     host: bytes | None = None
+    forwarded_host: bytes | None = None
     has_length = body_length > 0
     lines: list[bytes] = []
     for name, value in received:
@@ -53,7 +54,7 @@ def request_headers(scope: Scope, body_length: int, request_id: bytes) -> list[b
         elif name == b"x-forwarded-for":
             forwarded_for.append(value)
         elif name == b"x-forwarded-host":
-            host = value
+            forwarded_host = value
         elif name == b"x-forwarded-proto":
             lines.append(b"x-forwarded-proto: " + value)
     if has_length:
@@ -63,8 +64,8 @@ def request_headers(scope: Scope, body_length: int, request_id: bytes) -> list[b
         forwarded_for.append(client[0].encode("ascii"))
     if forwarded_for:
         lines.append(b"x-forwarded-for: " + b", ".join(forwarded_for))
-    if host is not None:
-        lines.append(b"x-forwarded-host: " + host)
+    if forwarded_host or host:
+        lines.append(b"x-forwarded-host: " + (forwarded_host or host or b""))
     if not any(line.startswith(b"x-forwarded-proto:") for line in lines):
         lines.append(b"x-forwarded-proto: " + scope["scheme"].encode("ascii"))
     lines.append(b"x-request-id: " + request_id)

@@ -13,13 +13,14 @@ from .errors import (
     ConnectFailed,
     ConnectionLost,
     RequestError,
+    body_lost_in_upgrade,
     error_body,
     no_worker,
     payload_too_large,
     send_error,
     worker_failed,
 )
-from .fleet import State, Worker
+from .fleet import Worker
 from .headers import request_headers, request_id, response_headers
 from .routing import Placement, Routing
 from .types import Headers, Receive, Scope, Send
@@ -44,10 +45,6 @@ class Proxy:
         """Requests that got their answer from the router itself, by status."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # a WebSocket: refuse the handshake
-            await receive()
-            await send({"type": "websocket.close", "code": 1003})
-            return
         try:
             body = await read_body(scope, receive, self._max_payload_size)
             await _Exchange(self._routing, scope, body).run(receive, send)
@@ -60,9 +57,11 @@ class Proxy:
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """The whole body. Raises RequestError (413) over `limit` bytes, before it is read where its length is told."""
-    for name, value in scope["headers"]:
-        if name == b"content-length" and int(value) > limit:
-            raise payload_too_large(limit)
+    headers = dict(scope["headers"])
+    if int(headers.get(b"content-length", 0)) > limit:
+        raise payload_too_large(limit)
+    if b"upgrade" in headers and (headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers):
+        raise body_lost_in_upgrade()  # the HTTP parser below stops at such a head
     chunks: list[bytes] = []
     size = 0
     while True:
@@ -127,7 +126,7 @@ class _Exchange:
                 # Nothing has been sent: another worker may have the request.
                 status = 502
                 logger.warning("worker %s: %s", worker.url, error)
-                worker.state = State.UNHEALTHY
+                self._routing.unreachable(worker, gone=error.refused)
                 refused.add(worker)
             except ConnectionLost as error:
                 status = 502

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from .blocks import BLOCK_TOKENS, PromptBlocks, hash_blocks
-from .fleet import Fleet, Worker
+from .fleet import Fleet, State, Worker
 from .policies import FleetView, Policy
 from .prompt import read_prompt
 from .tree import PrefixTree
@@ -90,7 +90,7 @@ class Routing:
         cached = self.tree.match(prompt.hashes)
         view = FleetView(workers, cached, self._mean_new_tokens)
         worker, reason = self._policy.choose(prompt, view)
-        self.decisions[reason] += 1
+        self.decisions[reason if prompt.tokens else "no_prompt"] += 1
         best = max((cached.get(candidate.index, 0) for candidate in workers), default=0)
         placement = Placement(worker, prompt, best * BLOCK_TOKENS, cached.get(worker.index, 0) * BLOCK_TOKENS)
         if prompt.hashes:
@@ -99,3 +99,9 @@ class Routing:
             weight = _MEAN_WEIGHT if self._mean_new_tokens else 1.0
             self._mean_new_tokens += weight * (new_tokens - self._mean_new_tokens)
         return placement
+
+    def unreachable(self, worker: Worker, *, gone: bool) -> None:
+        """No connection to a worker. Where its process is `gone`, so is what it had cached."""
+        worker.state = State.UNHEALTHY
+        if gone:
+            self.tree.forget(worker.index)

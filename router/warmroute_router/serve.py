@@ -5,22 +5,25 @@ import signal
 import socket
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import uvicorn
 import uvloop
-from prometheus_client import start_http_server
+from prometheus_client import CollectorRegistry, start_http_server
 
 from . import __version__
 from .app import RouterApp
 from .cli import OneLineParser
-from .config import RouterConfig, normalize_worker_urls
+from .config import RouterConfig, bracketed, normalize_worker_urls
 from .metrics import build_registry
 from .policies import POLICIES
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 KEEP_ALIVE = 75
 """Seconds that a client's idle connection stays open: longer than the idle timeout of clients and load balancers."""
+BACKLOG = 2048
+"""Connections that wait to be accepted."""
 GRACE = 30
 """Seconds that streams have to end after SIGTERM."""
 
@@ -29,26 +32,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The router: a reverse proxy in front of inference workers."""
     config = parse_config(argv)
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for chatty in ("httpx", "uvicorn.error"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
-    app = RouterApp(config)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of each odd request, at length
+    # As Ctrl-C does, it drains where uvicorn listens to it, and ends the process at once where not yet.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        listener = _listen(config.host, config.port)
-        metrics_server, metrics_thread = start_http_server(
-            config.prometheus_port, config.prometheus_host, build_registry(app.routing, app.proxy)
-        )
+        return _run(config)
     except OSError as error:
         print(f"warmroute serve: {error}", file=sys.stderr)
         return 1
-    _announce(config, listener.getsockname()[1], metrics_server.server_port)
-    try:
-        uvloop.run(_serve(app, listener))
     except KeyboardInterrupt:
-        pass
-    finally:
-        metrics_server.shutdown()
-        metrics_server.server_close()
-        metrics_thread.join()
+        return 0
+
+
+def _run(config: RouterConfig) -> int:
+    app = RouterApp(config)
+    listener = _listen(config.host, config.port)
+    with _metrics_server(config, build_registry(app.routing, app.proxy)) as metrics_port:
+        announcement = _announcement(config, listener.getsockname()[1], metrics_port)
+        uvloop.run(_Server(server_config(app), announcement).serve(sockets=[listener]))
     return 0
 
 
@@ -99,29 +101,56 @@ def server_config(app: RouterApp) -> uvicorn.Config:
     )
 
 
-async def _serve(app: RouterApp, listener: socket.socket) -> None:
-    # uvicorn drains on SIGTERM and raises it anew afterwards: let that end in exit code 0.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    await uvicorn.Server(server_config(app)).serve(sockets=[listener])
+class _Server(uvicorn.Server):
+    """Announces itself once it can be reached and stopped."""
+
+    def __init__(self, config: uvicorn.Config, announcement: str) -> None:
+        super().__init__(config)
+        self._announcement = announcement
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            print(self._announcement, flush=True)
 
 
 def _listen(host: str, port: int) -> socket.socket:
     """Raises OSError with a message that names the address."""
-    try:
+    with _naming(host, port):
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        listener.listen(BACKLOG)
         return listener
+
+
+@contextmanager
+def _metrics_server(config: RouterConfig, registry: CollectorRegistry) -> Iterator[int]:
+    """Serves /metrics from a thread of its own; gives the port."""
+    with _naming(config.prometheus_host, config.prometheus_port):
+        server, thread = start_http_server(config.prometheus_port, config.prometheus_host, registry)
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
+def _naming(host: str, port: int) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        raise OSError(f"cannot listen on {bracketed(host)}:{port}: {error.strerror}") from error
 
 
-def _announce(config: RouterConfig, port: int, metrics_port: int) -> None:
-    print(
-        f"warmroute {__version__}: http://{config.host}:{port}, policy {config.policy}, "
-        f"{len(config.worker_urls)} workers; metrics on http://{config.prometheus_host}:{metrics_port}/metrics",
-        flush=True,
+def _announcement(config: RouterConfig, port: int, metrics_port: int) -> str:
+    return (
+        f"warmroute {__version__}: http://{bracketed(config.host)}:{port}, policy {config.policy}, "
+        f"{len(config.worker_urls)} workers; "
+        f"metrics on http://{bracketed(config.prometheus_host)}:{metrics_port}/metrics"
     )
 
 

@@ -250,5 +250,5 @@ class Pool:
         except TimeoutError as error:
             raise ConnectFailed(f"no connection within {CONNECT_TIMEOUT:g} s") from error
         except OSError as error:
-            raise ConnectFailed(str(error)) from error
+            raise ConnectFailed(str(error), refused=isinstance(error, ConnectionRefusedError)) from error
         return connection

@@ -23,7 +23,7 @@ class UsageReader:
     """Watches one reply go by. Nothing is parsed before its end, and no more than a bounded part is kept."""
 
     def __init__(self, headers: Headers) -> None:
-        kind = next((value for name, value in headers if name.lower() == b"content-type"), b"")
+        kind = next((value.lower() for name, value in headers if name.lower() == b"content-type"), b"")
         self._streamed = kind.startswith(b"text/event-stream")
         self._limit = STREAM_TAIL if self._streamed else MAX_JSON
         self._wanted = self._streamed or kind.startswith(b"application/json")
@@ -92,7 +92,8 @@ def _read(usage: Any) -> Usage | None:
         return None
     details = usage.get("prompt_tokens_details", usage.get("input_tokens_details"))
     cached = details.get("cached_tokens") if isinstance(details, dict) else usage.get("cached_tokens")
-    return Usage(prompt, _count(cached))
+    cached = _count(cached)
+    return Usage(prompt, cached if cached is None or cached <= prompt else None)
 
 
 def _count(value: Any) -> int | None:

@@ -486,3 +486,26 @@ async def test_many_at_once_keep_to_their_own_answers_and_leave_nothing_behind()
         replies = await asyncio.gather(*(client.post(router.url + CHAT, content=body) for body in bodies))
         assert [reply.content for reply in replies] == bodies
         assert router.app.fleet.workers[0].requests[200] == 200
+
+
+async def test_a_worker_whose_process_is_gone_has_its_prefixes_forgotten() -> None:
+    async with Peer(answering(response(b"dead"))).listening() as dead:
+        router_context = running_router(dead.url)
+        router = await router_context.__aenter__()
+        async with httpx.AsyncClient() as client:
+            await client.post(router.url + CHAT, content=chat_body(400))
+        assert router.app.tree.held[0] == 7
+        router.app.fleet.workers[0].pool.close()
+    async with httpx.AsyncClient() as client:
+        reply = await client.post(router.url + CHAT, content=chat_body(400))
+    assert reply.status_code == 503
+    # The request itself was noted as sent there, and then taken back with all the rest.
+    assert router.app.tree.blocks == 0
+    await router_context.__aexit__(None, None, None)
+
+
+async def test_other_methods_on_the_routers_own_paths_go_to_a_worker() -> None:
+    async with routed(answering(response(b"worker"))) as (peer, router), httpx.AsyncClient() as client:
+        for path in ("/v1/models", "/workers", "/health"):
+            assert (await client.post(router.url + path, content=b"{}")).content == b"worker"
+        assert len(peer.seen) == 3
