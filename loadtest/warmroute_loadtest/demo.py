@@ -4,13 +4,13 @@ import asyncio
 import os
 import signal
 import sys
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 from subprocess import Popen
 from typing import TYPE_CHECKING, NoReturn
 
 import orjson
+from warmroute_router.cli import OneLineParser
 
 from .processes import Processes, StartError, processes, url_in
 
@@ -26,10 +26,12 @@ POLICIES = ("round_robin", "cache_aware")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Two real model workers and the router: round robin against cache aware, in a few minutes."""
-    parser = ArgumentParser(prog="warmroute demo", description=main.__doc__)
+    parser = OneLineParser(prog="warmroute demo", description=main.__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parser.add_argument("--keep", action="store_true", help="leave everything running afterwards, until Ctrl-C")
     args = parser.parse_args(argv)
+    if args.json is not None and not args.json.parent.is_dir():  # said now, not after some minutes
+        parser.error(f"argument --json: no folder {args.json.parent}")
     try:
         from rich.console import Console
     except ImportError:
@@ -101,7 +103,8 @@ def _fit(working_set: int) -> str:
 
 
 def _keep(console: "Console", url: str) -> None:
-    body = f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+    question = '"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0'
+    body = f'{{"model": "{MODEL}", {question}}}'
     console.print("Everything is left running until Ctrl-C. Try:")
     console.print(f"curl -i {url}/v1/chat/completions -d '{body}'", soft_wrap=True, highlight=False)
     signal.pause()

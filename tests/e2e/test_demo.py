@@ -1,0 +1,103 @@
+"""`warmroute demo`: what it writes, and that nothing of it stays behind."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from warmroute_loadtest import demo, play
+
+COMMAND = [str(Path(sys.executable).with_name("warmroute")), "demo"]
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_small_one_prints_its_table_and_writes_its_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two houses with one chat of two turns each: all of it fits, so cache aware computes every token once."""
+    monkeypatch.setattr(play, "PROMPTS", 2)
+    monkeypatch.setattr(play, "CONVERSATIONS_PER_PROMPT", 1)
+    monkeypatch.setattr(play, "TURNS", 2)
+    monkeypatch.setattr(play, "ANSWER_TOKENS", 4)
+    previous = signal.getsignal(signal.SIGTERM)
+    try:
+        assert demo.main(["--json", str(tmp_path / "figures.json")]) == 0
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert set(figures) == {"round_robin", "cache_aware"}
+    for policy in figures.values():
+        assert set(policy) == {"hit_rate", "ttft_mean", "ttft_p95", "requests"}
+        assert policy["requests"] == 4
+        assert 0 < policy["ttft_mean"] <= policy["ttft_p95"]
+    # The second turn of each chat finds the whole first one.
+    assert figures["cache_aware"]["hit_rate"] > 0.45
+    assert figures["cache_aware"]["hit_rate"] >= figures["round_robin"]["hit_rate"]
+    output = capsys.readouterr().out
+    assert "cache_aware" in output
+    assert re.search(r"Working set: [\d,]+ tokens", output)
+    assert "The pools do not fit it as they should" in output, "so small a working set fits one worker"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_all_its_processes_end_with_it(number: signal.Signals) -> None:
+    process = subprocess.Popen(COMMAND, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: len(children_of(process.pid)) == 3)  # two workers and the router
+    children = children_of(process.pid)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert not any(running(child) for child in children)
+
+
+def test_a_file_that_cannot_be_written_is_told_before_the_work() -> None:
+    result = subprocess.run(
+        [*COMMAND, "--json", "/no/such/folder/figures.json"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].startswith("warmroute demo: ")
+
+
+def test_keep_leaves_the_stack_running_and_prints_a_line_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = (
+        "from warmroute_loadtest import demo, play; play.PROMPTS = 1; play.CONVERSATIONS_PER_PROMPT = 1;"
+        "play.TURNS = 1; play.ANSWER_TOKENS = 1; raise SystemExit(demo.main(['--keep']))"
+    )
+    process = subprocess.Popen([sys.executable, "-u", "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    line = next(line for line in process.stdout if line.startswith("curl "))
+    url = next(word for word in line.split() if word.startswith("http://"))
+    body = line[line.index("-d '") + 4 : line.rindex("'")]
+    reply = httpx.post(url, content=body, timeout=60)
+    assert "Paris" in reply.json()["choices"][0]["message"]["content"]
+    children = children_of(process.pid)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert not any(running(child) for child in children)
