@@ -17,11 +17,13 @@ class PromptBlocks(NamedTuple):
     hashes: one uint64 for each full block; equal at i implies equal before i.
     digest: the chain's last link, over the rest that fills no block: names the whole prompt.
     tokens: the prompt's length, estimated from its bytes.
+    block_tokens: tokens of one full block, by the same estimate.
     """
 
     hashes: "array[int]"
     digest: int
     tokens: int
+    block_tokens: int = BLOCK_TOKENS
 
 
 def hash_blocks(key: bytes, namespace: bytes = b"") -> PromptBlocks:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection
 
-from .blocks import BLOCK_TOKENS, PromptBlocks, hash_blocks
+from .blocks import PromptBlocks, hash_blocks
 from .fleet import Fleet, State, Worker
 from .policies import FleetView, Policy
 from .prompt import read_prompt
@@ -92,7 +92,8 @@ class Routing:
         worker, reason = self._policy.choose(prompt, view)
         self.decisions[reason if prompt.tokens else "no_prompt"] += 1
         best = max((cached.get(candidate.index, 0) for candidate in workers), default=0)
-        placement = Placement(worker, prompt, best * BLOCK_TOKENS, cached.get(worker.index, 0) * BLOCK_TOKENS)
+        held = cached.get(worker.index, 0)
+        placement = Placement(worker, prompt, best * prompt.block_tokens, held * prompt.block_tokens)
         if prompt.hashes:
             self.tree.insert(prompt.hashes, worker.index)
             new_tokens = prompt.tokens - placement.captured

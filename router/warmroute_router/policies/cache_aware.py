@@ -10,7 +10,7 @@ means that nobody is delayed. There is no threshold: a prefix that every worker 
 
 from xxhash import xxh3_64_intdigest
 
-from ..blocks import BLOCK_TOKENS, PromptBlocks
+from ..blocks import PromptBlocks
 from .base import Choice, FleetView, W
 
 LAMBDA_IDLE = 2.5
@@ -27,7 +27,7 @@ class CacheAware:
         lowest = float("inf")
         best: list[W] = []
         for worker in fleet.workers:
-            new = max(prompt.tokens - cached.get(worker.index, 0) * BLOCK_TOKENS, 0)
+            new = max(prompt.tokens - cached.get(worker.index, 0) * prompt.block_tokens, 0)
             cost = worker.waiting_tokens + weight * new + TOKENS_PER_REQUEST * worker.in_flight
             if cost < lowest:
                 lowest, best = cost, [worker]
