@@ -1,15 +1,22 @@
 """The command as people run it: what is wrong in one line, and the right exit code."""
 
 import json
+import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import httpx
 import pytest
+from warmroute_worker.cli import _listen, parse_config
+from warmroute_worker.errors import WorkerError
+from warmroute_worker.launch import launch
 
 COMMAND = [sys.executable, "-m", "warmroute_worker"]
 
@@ -104,6 +111,27 @@ def test_a_taken_port(toy_folder: Path) -> None:
         assert_fails(1, "--port", port, "--model", str(toy_folder), says=f"127.0.0.1:{port}")
 
 
+def test_a_port_that_is_taken_while_the_model_loads(toy_folder: Path) -> None:
+    """Until it listens, a port may be bound twice on Linux."""
+    with _listen("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with _listen("127.0.0.1", port) as second:
+            first.listen()
+            with pytest.raises(WorkerError, match=str(port)):
+                launch(parse_config(["--model", str(toy_folder), "--threads", "1"]), second)
+    assert not [thread for thread in threading.enumerate() if thread.name == "engine"]
+
+
+def test_a_worker_without_torch(toy_folder: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; from warmroute_worker.cli import main; "
+        f"sys.exit(main(['--port', '0', '--model', {str(toy_folder)!r}]))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == "warmroute worker: the worker needs torch: pip install 'warmroute[worker]'\n"
+
+
 @pytest.mark.parametrize(
     "flags", [["--port", "70000"], ["--page-size", "0"], ["--max-total-tokens", "x"], ["--nonsense"]]
 )
@@ -137,6 +165,41 @@ def test_it_announces_itself_serves_and_ends_cleanly(toy_folder: Path, number: s
     assert httpx.post(f"{url}/v1/completions", json=body, timeout=30).status_code == 200
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (0, "", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_does_not_wait_for_the_end_of_an_answer(toy_folder: Path, number: signal.Signals) -> None:
+    """Which here would never come: this engine computes nothing."""
+    idle = "import time, warmroute_worker.engine as e; e.Engine.step = lambda self: time.sleep(0.01)"
+    code = f"{idle}; from warmroute_worker.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "--model", str(toy_folder), "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    url = httpx.URL(process.stdout.readline().split()[-1])
+    with socket.create_connection((url.host, url.port)) as client:
+        client.sendall(b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 16\r\n\r\n{"prompt": "hi"}')
+        while not re.search(r"sglang:num_queue_reqs\S* 1.0", httpx.get(f"{url}/metrics").text):
+            time.sleep(0.01)
+        process.send_signal(number)
+        assert client.recv(1000).startswith(b"HTTP/1.1 503 ")
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (0, "", "")
+
+
+def test_it_can_be_stopped_while_the_model_loads(broken: Path) -> None:
+    (broken / "config.json").unlink()
+    os.mkfifo(broken / "config.json")
+    process = subprocess.Popen(
+        [*COMMAND, "--model", str(broken), "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with (broken / "config.json").open("w"):  # opens once the worker reads
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (0, "", "")
 
 

@@ -2,6 +2,8 @@
 
 from array import array
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
 
 import pytest
 from support.toy import ToyEngine
@@ -221,6 +223,90 @@ def test_a_failed_step_is_told_to_its_requests_and_the_next_one_works(
     assert not toy.engine.alive
 
 
+def test_a_failed_step_leaves_the_waiting_alone(
+    engine: MakeEngine, prompts: Prompts, oracle_greedy: Greedy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = engine(max_running=1)
+    failing, waiting = toy.request(prompts(1, 20), 4), toy.request(prompts(2, 20), 4)
+    with monkeypatch.context() as patched:
+        patched.setattr(toy.engine._model, "forward", _broken)
+        toy.step()
+    assert (failing.finished, waiting.finished) == (FinishReason.ERROR, None)
+    assert toy.engine.cache.match_length(failing.prompt) == 0, "what was not computed is not shared"
+    toy.run()
+    assert toy.generated(waiting) == oracle_greedy(waiting.prompt, 4)
+    metrics = toy.engine.metrics
+    assert (metrics.requests, metrics.prompt_tokens) == (1, 20), "the failed one reports no usage"
+
+
+def test_nobody_waits_for_ever_on_an_engine_that_has_broken_down(
+    engine: MakeEngine, prompts: Prompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = engine(max_running=1)
+    requests = [toy.request(prompts(number, 20), 100) for number in range(2)]
+    toy.step()
+    with monkeypatch.context() as patched:
+        patched.setattr(toy.engine.scheduler, "schedule", _broken)
+        toy.engine.start()
+        _wait_for(lambda: not toy.engine.alive)
+    late = toy.request(prompts(3, 20), 4)
+    toy.engine.scheduler.waiting.remove(late)
+    toy.engine.submit(late)
+    for request in (*requests, late):
+        assert toy.outputs[request][-1].finish_reason is FinishReason.ABORT
+    toy.engine = engine().engine  # the broken one's account is not looked at
+
+
+def test_stop_tells_everybody_and_frees_everything(engine: MakeEngine, prompts: Prompts) -> None:
+    toy = engine(max_running=1)
+    running, waiting = toy.request(prompts(1, 20), 200), toy.request(prompts(2, 20), 200)
+    toy.step()
+    toy.engine.close()
+    toy.engine.start()
+    toy.engine.stop()
+    late = toy.request(prompts(3, 20), 4)
+    toy.engine.scheduler.waiting.remove(late)
+    toy.engine.submit(late)
+    for request in (running, waiting, late):
+        assert [output.finish_reason for output in toy.outputs[request]][-1] is FinishReason.ABORT
+    toy.assert_accounted()
+    assert toy.engine.cache.protected == 0
+
+
+def test_two_flushes_at_once_both_succeed(engine: MakeEngine) -> None:
+    toy = engine()
+    with ThreadPoolExecutor() as threads:
+        flushes = [threads.submit(toy.engine.flush_cache) for _ in range(2)]
+        toy.engine.start()
+        assert [flush.result() for flush in flushes] == [True, True]
+    toy.engine.stop()
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_comes_and_goes_the_account_and_the_answers_are_right(
+    engine: MakeEngine, prompts: Prompts, oracle_greedy: Greedy, seed: int, page_size: int
+) -> None:
+    """Arrivals, aborts, evictions and preemptions at random; `step` checks the account each time."""
+    random = Random(seed)
+    toy = engine(pool=96, page_size=page_size, chunk=random.choice([5, 16, 40]), max_running=4)
+    requests: list[Request] = []
+    for _ in range(60):
+        if random.random() < 0.4:
+            prompt = prompts(random.randrange(3), random.randint(1, 30)) + prompts(50 + random.randrange(3), 3)
+            requests.append(toy.request(prompt, random.randint(1, 25), salt=random.choice(["", "", "a"])))
+        if random.random() < 0.1 and requests:
+            toy.engine._abort(random.choice(requests))
+        toy.step()
+    toy.run()
+    assert toy.engine.cache.protected == 0
+    assert {request.finished for request in requests} == {FinishReason.LENGTH, FinishReason.ABORT}
+    for request in requests:
+        if request.finished is FinishReason.LENGTH:
+            assert toy.generated(request) == oracle_greedy(request.prompt, request.params.max_tokens)
+            assert 0 <= request.usage.cached_tokens < len(request.prompt)
+
+
 def test_flush_is_refused_while_something_runs(engine: MakeEngine, prompts: Prompts) -> None:
     toy = engine()
     toy.generate(prompts(1, 20), 2)
@@ -241,6 +327,10 @@ def test_token_usage_leaves_out_what_is_merely_cached(engine: MakeEngine, prompt
     assert running.finished is FinishReason.LENGTH
     assert toy.engine.token_usage == 0
     assert toy.engine.cache.evictable == 39
+
+
+def _broken(*_: object) -> None:
+    raise RuntimeError("out of memory")
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:

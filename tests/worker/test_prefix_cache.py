@@ -18,6 +18,11 @@ token_lists = st.lists(st.integers(0, 2), max_size=14).map(tuple)
 salts = st.sampled_from(["", "", "a", "b"])
 
 
+def stretched(tokens: Tokens, page_size: int) -> Tokens:
+    """Long enough for a few pages of 16, which three quarters of the lists would not fill."""
+    return tuple(token for token in tokens for _ in range(6)) if page_size == 16 else tokens
+
+
 def make(slots: int, page_size: int) -> PrefixCache:
     return PrefixCache(KVPool(1, 1, 1, num_pages=slots // page_size, page_size=page_size))
 
@@ -75,14 +80,16 @@ class Naive:
         return max((end for end in range(len(tokens) + 1) if tokens[:end] in self._prefixes[salt]), default=0)
 
 
-@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("page_size", [1, 4, 16])
 @settings(max_examples=200)
 @given(st.lists(st.tuples(token_lists, salts)), token_lists, salts)
 def test_unbounded_it_matches_what_the_naive_model_matches(
     page_size: int, history: list[tuple[Tokens, str]], probe: Tokens, salt: str
 ) -> None:
     cache, naive = make(4096, page_size), Naive(page_size)
-    for tokens, own_salt in history:
+    probe = stretched(probe, page_size)
+    for short, own_salt in history:
+        tokens = stretched(short, page_size)
         put(cache, tokens, own_salt)
         naive.put(tokens, own_salt)
         assert_consistent(cache)
@@ -92,7 +99,7 @@ def test_unbounded_it_matches_what_the_naive_model_matches(
     assert_consistent(cache)
 
 
-@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("page_size", [1, 4, 16])
 @settings(max_examples=200)
 @given(
     st.lists(
@@ -108,13 +115,13 @@ def test_unbounded_it_matches_what_the_naive_model_matches(
 def test_under_pressure_nothing_leaks_and_what_is_locked_stays(
     page_size: int, steps: list[tuple[str, object, str]]
 ) -> None:
-    cache = make(24, page_size)
+    cache = make(24 if page_size < 16 else 160, page_size)
     locked: list[tuple[Tokens, str, Match]] = []
     for step, argument, salt in steps:
         if step == "put":
-            put(cache, argument, salt)  # type: ignore[arg-type]
+            put(cache, stretched(cast(Tokens, argument), page_size), salt)
         elif step == "lock":
-            tokens = cast(Tokens, argument)
+            tokens = stretched(cast(Tokens, argument), page_size)
             match = cache.match(array("q", tokens), salt)
             cache.lock(match.node)
             locked.append((tokens[: len(match.slots)], salt, match))

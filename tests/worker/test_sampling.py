@@ -49,3 +49,16 @@ def test_samples_follow_the_softmax(temperature: float) -> None:
     weights = [2.718281828 ** (value / temperature) for value in logits.tolist()]
     wanted = torch.tensor([weight / sum(weights) for weight in weights])
     assert (frequencies - wanted).abs().max() < 0.015
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-42, 1e-6])
+def test_cold_is_greedy(temperature: float) -> None:
+    params = SamplingParams(1, temperature=temperature)
+    request = Request(array("q", [1]), params, OutputText(lambda ids: ""), lambda output: None)
+    assert Sampler().sample(torch.tensor([-1000.0, 30.0, 31.0]), request) == 2
+
+
+@pytest.mark.parametrize("top_p", [1e-300, 1e-42, 1e-6])
+def test_the_smallest_nucleus_is_the_likeliest_token(top_p: float) -> None:
+    kept = nucleus(torch.tensor([0.2, 0.5, 0.3]), top_p)
+    assert kept.nonzero().flatten().tolist() == [1]

@@ -144,6 +144,9 @@ async def test_a_prompt_that_does_not_fit_is_refused(toy_folder: Path, pool: int
         error = too_long.json()["error"]
         assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
         assert str(limit) in error["message"]
+        async with httpx.AsyncClient() as client:
+            models = (await client.get(worker.url + "/v1/models")).json()
+        assert models["data"][0]["max_model_len"] == limit
 
 
 @pytest.mark.parametrize(
@@ -202,10 +205,26 @@ async def test_other_errors_have_the_same_shape(worker: RunningWorker) -> None:
     unknown = await post(worker, CHAT, HELLO | {"model": "gpt-9"})
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
     async with httpx.AsyncClient() as client:
-        missing = await client.get(worker.url + "/nope")
+        missing = await client.get(worker.url + "/nope", headers={"x-request-id": "mine"})
+        assert missing.headers["x-request-id"] == "mine"
         assert (missing.status_code, set(missing.json())) == (404, {"error"})
         wrong = await client.get(worker.url + CHAT)
         assert (wrong.status_code, set(wrong.json())) == (405, {"error"})
+
+
+async def test_a_bug_has_the_same_shape_too(worker: RunningWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> None:
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("warmroute_worker.protocol.ChatMessage.for_template", broken)
+        reply = await post(worker, CHAT, HELLO)
+    assert (reply.status_code, reply.json()["error"]["type"]) == (500, "server_error")
+
+
+async def test_an_extreme_sampling_does_no_harm(worker: RunningWorker) -> None:
+    for extreme in ({"temperature": 1e-42}, {"temperature": 1, "top_p": 1e-300}, {"seed": -5, "temperature": 2}):
+        assert (await post(worker, CHAT, HELLO | extreme)).json()["usage"]["completion_tokens"] == 6
 
 
 async def test_models_health_and_request_ids(worker: RunningWorker) -> None:
@@ -237,6 +256,34 @@ async def test_a_client_that_leaves_ends_its_request_at_once(toy_folder: Path, s
         metrics = worker.engine.metrics
         await until(lambda: metrics.aborted_requests == 1)
         assert metrics.requests == 0
+
+
+async def test_a_client_that_leaves_the_queue_is_forgotten(toy_folder: Path) -> None:
+    async with running_worker(toy_folder, "--max-running-requests", "1") as worker:
+        running = asyncio.create_task(post(worker, CHAT, HELLO | {"max_tokens": 200}))
+        await until(lambda: worker.engine.num_running == 1)
+        queued = asyncio.create_task(post(worker, CHAT, HELLO))
+        await until(lambda: worker.engine.num_waiting == 1)
+        queued.cancel()
+        await until(lambda: worker.engine.num_waiting == 0)
+        assert not running.done()
+        assert (await running).json()["usage"]["completion_tokens"] == 200
+
+
+async def test_a_stopping_worker_breaks_its_answers_off_and_says_so(toy_folder: Path) -> None:
+    async with running_worker(toy_folder, "--max-running-requests", "1") as worker:
+        streamed = asyncio.create_task(post(worker, CHAT, HELLO | {"max_tokens": 200, "stream": True}))
+        await until(lambda: worker.engine.num_running == 1)
+        whole = asyncio.create_task(post(worker, CHAT, HELLO))
+        await until(lambda: worker.engine.num_waiting == 1)
+        worker.engine.close()
+        *_, last = events(await streamed)
+        assert last["error"]["type"] == "server_error"
+        assert ((await whole).status_code, (await whole).json()["error"]["type"]) == (503, "server_error")
+        late = await post(worker, CHAT, HELLO)
+        assert (late.status_code, late.json()["error"]["message"]) == (503, "the worker has stopped")
+        async with httpx.AsyncClient() as client:
+            assert (await client.get(worker.url + "/health")).status_code == 503
 
 
 async def test_flush_forgets_the_cache_and_is_refused_while_something_runs(toy_folder: Path) -> None:

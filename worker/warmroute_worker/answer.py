@@ -11,12 +11,14 @@ from starlette.types import Message, Receive, Scope, Send
 
 from .core import FinishReason, Output, Request, SamplingParams
 from .engine import Engine
-from .protocol import Reply
+from .protocol import Reply, server_error_payload
 from .text import OutputText
 
-_ENGINE_FAILED = {
-    "error": {"message": "the engine failed on this request", "type": "server_error", "param": None, "code": None}
+_FAILURES = {
+    FinishReason.ERROR: (500, "the engine failed on this request"),
+    FinishReason.ABORT: (503, "the worker has stopped"),
 }
+"""Status and message of answers that the engine ends without their client's doing."""
 
 _STREAM_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
 _END: Message = {"type": "http.response.body", "body": b"data: [DONE]\n\n"}
@@ -58,8 +60,10 @@ async def whole(generation: Generation, reply: Reply) -> AsyncGenerator[Message,
             text.append(output.text)
     reason = output.finish_reason
     assert reason is not None, "the last output has a reason"
-    failed = reason is FinishReason.ERROR
-    for message in _document(_ENGINE_FAILED if failed else reply.whole("".join(text), reason, output.usage)):
+    document = (
+        _failure(reason) if reason in _FAILURES else _document(reply.whole("".join(text), reason, output.usage))
+    )
+    for message in document:
         yield message
 
 
@@ -68,8 +72,8 @@ async def stream(generation: Generation, reply: Reply, *, include_usage: bool) -
     started = False
     async with aclosing(generation.outputs()) as outputs:
         async for output in outputs:
-            if output.finish_reason is FinishReason.ERROR:
-                for message in [_event(_ENGINE_FAILED), _END] if started else _document(_ENGINE_FAILED):
+            if output.finish_reason in _FAILURES:
+                for message in _broken_off(output.finish_reason) if started else _failure(output.finish_reason):
                     yield message
                 return
             if not started:
@@ -84,10 +88,19 @@ async def stream(generation: Generation, reply: Reply, *, include_usage: bool) -
     yield _END
 
 
-def _document(payload: dict[str, Any]) -> list[Message]:
+def _failure(reason: FinishReason) -> list[Message]:
+    status, message = _FAILURES[reason]
+    return _document(server_error_payload(message), status)
+
+
+def _broken_off(reason: FinishReason) -> list[Message]:
+    _, message = _FAILURES[reason]
+    return [_event(server_error_payload(message)), _END]
+
+
+def _document(payload: dict[str, Any], status: int = 200) -> list[Message]:
     body = orjson.dumps(payload)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    status = 500 if payload is _ENGINE_FAILED else 200
     return [
         {"type": "http.response.start", "status": status, "headers": headers},
         {"type": "http.response.body", "body": body},
@@ -101,9 +114,8 @@ def _event(payload: dict[str, Any]) -> Message:
 class Answer:
     """Sends messages as they come, as an ASGI application; ends with the last one, or when the client leaves."""
 
-    def __init__(self, messages: AsyncGenerator[Message, None], request_id: str) -> None:
+    def __init__(self, messages: AsyncGenerator[Message, None]) -> None:
         self._messages = messages
-        self._request_id = (b"x-request-id", request_id.encode("latin-1"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del scope
@@ -120,8 +132,6 @@ class Answer:
     async def _send(self, send: Send) -> None:
         async with aclosing(self._messages) as messages:
             async for message in messages:
-                if message["type"] == "http.response.start":
-                    message["headers"].append(self._request_id)
                 await send(message)
 
 

@@ -1,6 +1,5 @@
 """`warmroute worker`: flags, model, engine, socket, announcement, serving."""
 
-import asyncio
 import logging
 import signal
 import socket
@@ -26,17 +25,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = parse_config(argv)
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the server takes over: while the model loads
     try:
         listener = _listen(config.host, config.port)
         # Here and not above, so that `--help` and a wrong flag do not wait for torch.
         from .launch import launch
+
+        launch(config, listener)
     except ImportError as error:
         return _fail(f"the worker needs {error.name}: pip install 'warmroute[worker]'")
-    except OSError as error:
-        return _fail(f"cannot listen on {config.host}:{config.port}: {error.strerror}")
-    signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it anew after the end: exit with 0
-    try:
-        asyncio.run(launch(config, listener))
     except WorkerError as error:
         return _fail(str(error))
     except KeyboardInterrupt:
@@ -77,10 +74,14 @@ def parse_config(argv: Sequence[str] | None) -> WorkerConfig:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(address)
+    """Takes the port; connections are refused until the model is loaded and `launch` listens."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise WorkerError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     return listener
 
 

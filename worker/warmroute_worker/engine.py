@@ -2,7 +2,8 @@
 
     schedule -> forward -> sample -> deliver
 
-Everything below `step` runs on that thread alone; the outside talks to it through `submit` and `abort`.
+Everything below `step` runs on that thread alone; the outside talks to it through `submit` and `abort`. Every request
+that is submitted and not aborted is delivered one last output, whatever happens to the engine.
 """
 
 import logging
@@ -48,17 +49,22 @@ class Engine:
         self._aborted: list[Request] = []
         self._flush: threading.Event | None = None
         self._stopping = False
+        self._ended = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
-        """Abort everything and wait for the thread to end."""
+    def close(self) -> None:
+        """Abort everything, and take nothing more. Returns at once, and may be called from a signal handler."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
+
+    def stop(self) -> None:
+        """Close, and wait for the thread to end."""
+        self.close()
         self._thread.join()
 
     @property
@@ -82,6 +88,9 @@ class Engine:
         with self._changed:
             self._inbox.append(request)
             self._changed.notify()
+            ended = self._ended
+        if ended:
+            self._dismiss_all()
 
     def abort(self, request: Request) -> None:
         """Take a request out. Nothing more is delivered for it; aborting one that has ended does nothing."""
@@ -91,23 +100,32 @@ class Engine:
 
     def flush_cache(self) -> bool:
         """Forget the prefix cache. False, and nothing done, while requests run or wait."""
-        done = threading.Event()
         with self._changed:
             if self._stopping or self._inbox or self.scheduler.running or self.scheduler.waiting:
                 return False
-            self._flush = done
+            done = self._flush = self._flush or threading.Event()
             self._changed.notify()
         return done.wait(timeout=10)
 
     def _run(self) -> None:
-        while self._receive():
-            try:
+        try:
+            while self._receive():
                 self.step()
-            except Exception:
-                # A bug, or out of memory: the requests must hear of it, and the next ones may fare better.
-                logger.exception("a step of the engine failed")
-                for request in [*self.scheduler.running, *self.scheduler.waiting]:
-                    self._finish(request, FinishReason.ERROR, "")
+        except Exception:
+            # The account of slots may be what broke, so nothing is released: /health tells that this worker is done.
+            logger.exception("the engine has failed")
+        with self._changed:
+            self._ended = True
+        self._dismiss_all()
+
+    def _dismiss_all(self) -> None:
+        """After the end: tell those who would wait for ever."""
+        with self._changed:
+            left = [*self.scheduler.running, *self.scheduler.waiting, *self._inbox]
+            self.scheduler.running, self.scheduler.waiting, self._inbox = [], [], []
+        for request in left:
+            request.finished = FinishReason.ABORT
+            request.deliver(Output("", FinishReason.ABORT, request.usage))
 
     def _receive(self) -> bool:
         """Take in what has come, waiting while there is nothing to do. False at the end."""
@@ -120,10 +138,11 @@ class Engine:
             stopping = self._stopping
         for request in arrived:
             self.scheduler.add(request)
-        if stopping:
-            aborted = [*self.scheduler.running, *self.scheduler.waiting]
         for request in aborted:
             self._abort(request)
+        if stopping:
+            for request in [*self.scheduler.running, *self.scheduler.waiting]:
+                self._finish(request, FinishReason.ABORT, "")
         if flush is not None:
             self.cache.flush()
             flush.set()
@@ -143,6 +162,16 @@ class Engine:
         spans = self.scheduler.schedule()
         if not spans:
             return
+        try:
+            self._compute(spans)
+        except Exception:
+            # Out of memory, say: those in the batch must hear of it, and the next batch may fare better.
+            logger.exception("a step of the engine failed")
+            for span in spans:
+                if span.request.finished is None:
+                    self._finish(span.request, FinishReason.ERROR, "")
+
+    def _compute(self, spans: list[Span]) -> None:
         logits = self._forward(spans)
         sampling = [span.request for span in spans if span.samples]
         for span in spans:

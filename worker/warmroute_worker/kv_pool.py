@@ -50,8 +50,9 @@ class KVPool:
         self.num_slots = num_pages * page_size
         self._pages = PageAllocator(num_pages)
         shape = (layers, self.num_slots, kv_heads, head_dim)
-        self.k = torch.zeros(shape, dtype=dtype, device=device)
-        self.v = torch.zeros(shape, dtype=dtype, device=device)
+        # Not zeroed: on a CPU, memory is then taken from the system as slots come into use, and not before.
+        self.k = torch.empty(shape, dtype=dtype, device=device)
+        self.v = torch.empty(shape, dtype=dtype, device=device)
 
     @property
     def free_slots(self) -> int:

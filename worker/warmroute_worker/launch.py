@@ -1,10 +1,11 @@
 """Builds the worker's parts and serves until it is told to stop."""
 
-import logging
 import socket
+from types import FrameType
 
 import torch
 import uvicorn
+import uvloop
 
 from .attention.torch import TorchAttention
 from .config import WorkerConfig
@@ -15,7 +16,9 @@ from .model.llama import Llama
 from .model.loader import open_checkpoint
 from .server import Server
 
-logger = logging.getLogger(__name__)
+_BACKLOG = 2048
+_GRACE = 5
+"""Seconds for the last bytes to reach their clients."""
 
 
 def build(config: WorkerConfig) -> tuple[Engine, Server, str]:
@@ -49,13 +52,43 @@ def build(config: WorkerConfig) -> tuple[Engine, Server, str]:
     return engine, Server(engine, checkpoint.tokenizer, model_name=name, context=context), name
 
 
-async def launch(config: WorkerConfig, listener: socket.socket) -> None:
+def launch(config: WorkerConfig, listener: socket.socket) -> None:
     engine, server, name = build(config)
-    engine.start()
-    host, port = listener.getsockname()[:2]
-    print(f"warmroute worker: {name} on http://{host}:{port}", flush=True)
+    settings = uvicorn.Config(
+        server.app(),
+        access_log=False,
+        log_config=None,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=_GRACE,
+    )
     try:
-        settings = uvicorn.Config(server.app(), access_log=False, log_config=None, lifespan="off", ws="none")
-        await uvicorn.Server(settings).serve(sockets=[listener])
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        raise WorkerError(f"cannot listen on {_url(listener)}: {error.strerror}") from error
+    engine.start()
+    # Only now, so that whoever reads it can connect.
+    print(f"warmroute worker: {name} on {_url(listener)}", flush=True)
+    try:
+        uvloop.run(_HttpServer(settings, engine).serve(sockets=[listener]))
     finally:
         engine.stop()
+
+
+class _HttpServer(uvicorn.Server):
+    """Uvicorn waits for the answers that are being given; told to stop, this worker breaks them off."""
+
+    def __init__(self, settings: uvicorn.Config, engine: Engine) -> None:
+        super().__init__(settings)
+        self._engine = engine
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """On SIGINT and SIGTERM. Uvicorn's own would raise the signal anew at the end: this end is a success."""
+        del sig, frame
+        self._engine.close()
+        self.should_exit = True
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if listener.family is socket.AF_INET6 else f"http://{host}:{port}"

@@ -38,7 +38,8 @@ class EngineMetrics:
     def ended(self, request: Request) -> None:
         if request.finished is FinishReason.ABORT:
             self.aborted_requests += 1
-            return
+        if request.finished not in (FinishReason.STOP, FinishReason.LENGTH):
+            return  # its usage is never reported
         self.requests += 1
         self.prompt_tokens += request.usage.prompt_tokens
         self.cached_tokens += request.usage.cached_tokens
@@ -85,11 +86,15 @@ class _EngineCollector(Collector):
 
     def _counters(self) -> Iterable[tuple[str, str, float]]:
         metrics = self._engine.metrics
-        yield "prompt_tokens", "Prompt tokens of ended requests.", metrics.prompt_tokens
+        yield "prompt_tokens", "Prompt tokens of answered requests.", metrics.prompt_tokens
         yield "cached_tokens", "Those of them that came from the prefix cache.", metrics.cached_tokens
-        yield "generation_tokens", "Generated tokens of ended requests.", metrics.generation_tokens
-        yield "num_requests", "Ended requests, without the aborted ones.", metrics.requests
-        yield "num_aborted_requests", "Requests whose client left.", metrics.aborted_requests
+        yield "generation_tokens", "Generated tokens of answered requests.", metrics.generation_tokens
+        yield "num_requests", "Requests answered to the end.", metrics.requests
+        yield (
+            "num_aborted_requests",
+            "Requests broken off.",
+            metrics.aborted_requests,
+        )
 
     def _cache_config(self, prefix: str) -> Metric:
         pool = self._engine.pool

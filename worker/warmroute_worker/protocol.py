@@ -92,6 +92,16 @@ class ChatMessage(_Strict):
     role: str
     content: str | list[TextPart] | None = None
 
+    @field_validator("content", mode="before")
+    @classmethod
+    def _only_text(cls, content: object) -> object:
+        """Said here in one sentence; the union's own error speaks of all its members."""
+        if isinstance(content, list) and not all(
+            isinstance(part, dict) and part.get("type") == "text" for part in content
+        ):
+            raise ValueError("only parts of type text are supported")
+        return content
+
     def for_template(self) -> dict[str, Any]:
         message = self.model_dump(exclude_none=True)
         if isinstance(self.content, list):
@@ -132,6 +142,10 @@ def parse(kind: type[BaseModel], body: bytes) -> Any:
 def error_payload(error: InvalidRequest) -> dict[str, Any]:
     kind = "not_found_error" if error.status == 404 else "invalid_request_error"
     return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
+
+
+def server_error_payload(message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "server_error", "param": None, "code": None}}
 
 
 def usage_payload(usage: Usage) -> dict[str, Any]:

@@ -5,6 +5,9 @@ from torch import Tensor
 
 from .core import Request
 
+_COLDEST = 1e-5
+"""Below this the choice is the greatest logit in any case, and a division could overflow."""
+
 
 class Sampler:
     """Keeps one random generator per request, so that a seed gives the same answer whoever else is in the batch."""
@@ -15,7 +18,7 @@ class Sampler:
     def sample(self, logits: Tensor, request: Request) -> int:
         """The next token of `request` from its `logits` [vocab]."""
         params = request.params
-        if params.temperature == 0:
+        if params.temperature < _COLDEST:
             return int(logits.argmax())
         probabilities = nucleus(torch.softmax(logits.float() / params.temperature, -1), params.top_p)
         return int(torch.multinomial(probabilities, 1, generator=self._generator(request)))
@@ -40,5 +43,6 @@ def nucleus(probabilities: Tensor, top_p: float) -> Tensor:
         return probabilities
     ordered, order = probabilities.sort(descending=True)
     before = ordered.cumsum(-1) - ordered
-    ordered[before >= top_p] = 0
+    # But for the first, which stays however small top_p is: fp32 may take it for 0.
+    ordered[1:][before[1:] >= top_p] = 0
     return torch.zeros_like(probabilities).scatter_(-1, order, ordered)

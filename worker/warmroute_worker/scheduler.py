@@ -12,6 +12,9 @@ from .prefix_cache import PrefixCache, common_prefix
 MAX_PASSED_OVER = 8
 """A request that this many later ones have overtaken is admitted next, however little of it is cached."""
 
+LOOKAHEAD = 64
+"""So many of the oldest waiting requests compete: comparing all of a long queue would cost more than it saves."""
+
 
 class Scheduler:
     """Owns the pool's account: every slot is free, in the prefix cache, or in the row of one running request.
@@ -105,7 +108,7 @@ class Scheduler:
     def _admit(self) -> Request | None:
         if len(self.running) >= self._max_running:
             return None
-        candidates = [request for request in self.waiting if not self._held_back(request)]
+        candidates = [request for request in self.waiting[:LOOKAHEAD] if not self._held_back(request)]
         if not candidates:
             return None
         overdue = [request for request in candidates if request.passed_over >= MAX_PASSED_OVER]

@@ -1,6 +1,5 @@
 """The worker's HTTP side: OpenAI's chat and completions APIs over the engine."""
 
-import secrets
 import time
 from typing import Any
 
@@ -9,6 +8,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
@@ -17,7 +18,8 @@ from starlette.types import ASGIApp
 from .answer import Answer, Generation, stream, whole
 from .engine import Engine
 from .errors import InvalidRequest
-from .protocol import ChatRequest, CompletionRequest, Reply, error_payload, parse
+from .protocol import ChatRequest, CompletionRequest, Reply, error_payload, parse, server_error_payload
+from .request_id import RequestId
 from .text import OutputText
 from .tokenizer import Tokenizer
 
@@ -29,7 +31,8 @@ class Server:
         self._engine = engine
         self._tokenizer = tokenizer
         self._model_name = model_name
-        self._context = context
+        self._limit = min(context, engine.pool.num_slots)
+        """Of prompt and answer together."""
         self._started = int(time.time())
         engine.metrics.publish(engine, model_name)
 
@@ -43,7 +46,13 @@ class Server:
                 Route("/metrics", self.metrics),
                 Route("/flush_cache", self.flush_cache, methods=["GET", "POST"]),
             ],
-            exception_handlers={InvalidRequest: _invalid, HTTPException: _http_error},
+            middleware=[Middleware(RequestId)],
+            exception_handlers={
+                InvalidRequest: _invalid,
+                HTTPException: _http_error,
+                ClientDisconnect: _gone,
+                Exception: _bug,
+            },
         )
 
     async def chat(self, http: HttpRequest) -> ASGIApp:
@@ -51,13 +60,13 @@ class Server:
         self._check_model(asked.model)
         messages = [message.for_template() for message in asked.messages]
         prompt = await run_in_threadpool(self._tokenizer.encode_chat, messages)
-        return self._generate(http, asked, prompt, "messages")
+        return self._generate(asked, prompt, "messages")
 
     async def completions(self, http: HttpRequest) -> ASGIApp:
         asked: CompletionRequest = parse(CompletionRequest, await http.body())
         self._check_model(asked.model)
         prompt = await run_in_threadpool(self._completion_prompt, asked)
-        return self._generate(http, asked, prompt, "prompt")
+        return self._generate(asked, prompt, "prompt")
 
     def _completion_prompt(self, asked: CompletionRequest) -> list[int]:
         prompt = asked.prompt
@@ -70,18 +79,14 @@ class Server:
             raise InvalidRequest(f"prompt: token ids go from 0 to {self._tokenizer.vocab_size - 1}", param="prompt")
         return ids
 
-    def _generate(
-        self, http: HttpRequest, asked: ChatRequest | CompletionRequest, prompt: list[int], prompt_field: str
-    ) -> ASGIApp:
+    def _generate(self, asked: ChatRequest | CompletionRequest, prompt: list[int], prompt_field: str) -> ASGIApp:
         params = asked.sampling(self._room(prompt, prompt_field))
         text = OutputText(self._tokenizer.decode, params.stop)
         generation = Generation(self._engine, prompt, params, text, asked.cache_salt)
         reply = Reply(chat=isinstance(asked, ChatRequest), model=self._model_name)
-        request_id = http.headers.get("x-request-id") or secrets.token_hex(16)
-        writing = (
-            stream(generation, reply, include_usage=asked.include_usage) if asked.stream else whole(generation, reply)
-        )
-        return Answer(writing, request_id)
+        if asked.stream:
+            return Answer(stream(generation, reply, include_usage=asked.include_usage))
+        return Answer(whole(generation, reply))
 
     def _check_model(self, model: str | None) -> None:
         if model is not None and model != self._model_name:
@@ -96,15 +101,14 @@ class Server:
         """How many tokens of answer there is room for behind a prompt."""
         if not prompt:
             raise InvalidRequest("the prompt is empty", param=prompt_field)
-        limit = min(self._context, self._engine.pool.num_slots)
-        if len(prompt) >= limit:
+        if len(prompt) >= self._limit:
             raise InvalidRequest(
-                f"the prompt has {len(prompt)} tokens; with at least one of an answer it must fit into {limit}, "
+                f"the prompt has {len(prompt)} tokens; with one of an answer it must fit into {self._limit}, "
                 "the smaller of the context length and the KV pool",
                 param=prompt_field,
                 code="context_length_exceeded",
             )
-        return limit - len(prompt)
+        return self._limit - len(prompt)
 
     async def models(self, http: HttpRequest) -> Response:
         del http
@@ -113,7 +117,7 @@ class Server:
             "object": "model",
             "created": self._started,
             "owned_by": "warmroute",
-            "max_model_len": self._context,
+            "max_model_len": self._limit,
         }
         return _json({"object": "list", "data": [model]})
 
@@ -145,6 +149,18 @@ async def _http_error(http: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{http.method} {http.url.path}: {error.detail}"
     return _json(error_payload(InvalidRequest(message, status=error.status_code)), error.status_code)
+
+
+async def _gone(http: HttpRequest, error: Exception) -> Response:
+    """The client left before its request had come in full: nobody reads this."""
+    del http, error
+    return Response(status_code=499)
+
+
+async def _bug(http: HttpRequest, error: Exception) -> Response:
+    """Starlette raises the error anew once this is sent, and so it is logged."""
+    del http, error
+    return _json(server_error_payload("the worker failed on this request"), 500)
 
 
 def _json(payload: dict[str, Any], status: int = 200) -> Response:

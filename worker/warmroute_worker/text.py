@@ -48,10 +48,12 @@ class StopFilter:
         if not self._stop:
             return text
         self._held += text
-        found = [place for place in (self._held.find(stop) for stop in self._stop) if place >= 0]
+        found = [(place + len(stop), place) for stop in self._stop if (place := self._held.find(stop)) >= 0]
         if found:
             self.stopped = True
-            shown, self._held = self._held[: min(found)], ""
+            # The first to be complete, as if letters had come one by one: tokens are no unit of text.
+            _, place = min(found)
+            shown, self._held = self._held[:place], ""
             return shown
         keep = max(_overlap(self._held, stop) for stop in self._stop)
         cut = len(self._held) - keep

@@ -1,12 +1,13 @@
 """The model's own tokenizer and chat template."""
 
+import json
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
 import orjson
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
@@ -21,7 +22,7 @@ class Tokenizer:
         """`special` are the names that a template may use, such as `bos_token`."""
         self._fast = fast
         self._special = special
-        self._template = _environment().from_string(chat_template) if chat_template else None
+        self._template = _compile(chat_template) if chat_template else None
         self.eos_ids = frozenset(eos)
 
     @classmethod
@@ -36,7 +37,7 @@ class Tokenizer:
             raise WorkerError(f"{path} is not a tokenizer: {error}") from error
         config = _optional_json(folder / "tokenizer_config.json")
         template_file = folder / "chat_template.jinja"
-        template = template_file.read_text() if template_file.is_file() else config.get("chat_template")
+        template = template_file.read_text() if template_file.is_file() else _default_template(config)
         special = {
             name: text for name in ("bos_token", "eos_token", "pad_token") if (text := _token_text(config, name))
         }
@@ -88,7 +89,7 @@ class Tokenizer:
             raise InvalidRequest("this model has no chat template: use /v1/completions", param="messages")
         try:
             text = self._template.render(messages=messages, add_generation_prompt=True, **self._special)
-        except TemplateError as error:
+        except (TemplateError, TypeError, ValueError, LookupError) as error:  # it computes with what the client sent
             raise InvalidRequest(f"the model's chat template refuses this: {error}", param="messages") from error
         # The template has written the special tokens already.
         return self.encode(text, add_special_tokens=False)
@@ -114,15 +115,29 @@ _SPLITS: dict[str, list[Any]] = {
 }
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+def _compile(chat_template: str) -> Template:
     """Templates come with the model's files: they are run without access to anything."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    environment.filters["tojson"] = lambda value, indent=None: orjson.dumps(
-        value, option=orjson.OPT_INDENT_2 if indent else None
-    ).decode()
-    return environment
+    environment.filters["tojson"] = _to_json
+    try:
+        return environment.from_string(chat_template)
+    except TemplateError as error:
+        raise WorkerError(f"the model's chat template is broken: {error}") from error
+
+
+def _to_json(
+    value: Any,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+    ensure_ascii: bool = False,
+) -> str:
+    """As transformers writes it, space for space, or prompts would differ; Jinja's own would escape HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -130,8 +145,19 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _optional_json(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = orjson.loads(path.read_bytes()) if path.is_file() else {}
-    return content
+    try:
+        content = orjson.loads(path.read_bytes()) if path.is_file() else {}
+    except orjson.JSONDecodeError as error:
+        raise WorkerError(f"{path} is not JSON: {error}") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _default_template(config: dict[str, Any]) -> str | None:
+    """Some models have several, by name."""
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        return next((each["template"] for each in template if each.get("name") == "default"), None)
+    return template
 
 
 def _token_text(config: dict[str, Any], name: str) -> str | None:

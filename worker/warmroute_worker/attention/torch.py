@@ -45,8 +45,8 @@ class TorchAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self._pool.k[layer], self._pool.v[layer]
-        keys[self._new_slots] = k
-        values[self._new_slots] = v
+        keys.index_copy_(0, self._new_slots, k)
+        values.index_copy_(0, self._new_slots, v)
         out = torch.empty_like(q)
         for plan in self._plans:
             # The query heads of one key head are rows beside each other, so that K and V are not repeated.
@@ -54,8 +54,9 @@ class TorchAttention:
             grouped = q[plan.first : plan.last].view(new, self._kv_heads, self._group, -1).permute(1, 2, 0, 3)
             attended = scaled_dot_product_attention(
                 grouped.reshape(1, self._kv_heads, self._group * new, -1),
-                keys[plan.slots].transpose(0, 1)[None],
-                values[plan.slots].transpose(0, 1)[None],
+                # On a CPU this copies whole rows, five times as fast as `keys[plan.slots]`.
+                keys.index_select(0, plan.slots).transpose(0, 1)[None],
+                values.index_select(0, plan.slots).transpose(0, 1)[None],
                 attn_mask=plan.mask,
             )
             ungrouped = attended[0].view(self._kv_heads, self._group, new, -1).permute(2, 0, 1, 3)

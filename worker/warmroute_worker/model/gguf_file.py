@@ -1,5 +1,6 @@
 """GGUF files: llama.cpp's format, read with its own `gguf` package."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,17 @@ def open_gguf(path: Path, dtype: torch.dtype) -> Checkpoint:
     fields = _Fields(path, reader)
     config = _config(fields)
     source = _Tensors(path, reader, config, dtype)
+    _refuse_what_would_be_left_out(path, source.stored)
     tensor = source if "output.weight" in source.stored else with_tied_head(source)
     return Checkpoint(path.stem, config, tensor, _tokenizer(fields))
+
+
+def _refuse_what_would_be_left_out(path: Path, stored: Iterable[str]) -> None:
+    """Without a bias, or without Llama 3's `rope_freqs.weight`, it would be another model."""
+    known = {*_NAMES.values(), *_LAYER_NAMES.values()}
+    for name in stored:
+        if (name.split(".", 2)[2] if name.startswith("blk.") else name) not in known:
+            raise WorkerError(f"{path} has a tensor that this worker has no use for: {name}")
 
 
 class _Fields:
@@ -119,8 +129,12 @@ class _Tensors:
         if stored_name not in self.stored:
             raise WorkerError(f"{self._path} has no tensor {stored_name}")
         stored = self.stored[stored_name]
+        try:
+            values = dequantize(stored.data, stored.tensor_type)
+        except NotImplementedError as error:
+            raise WorkerError(f"{self._path}: {stored_name} is stored as {stored.tensor_type.name}") from error
         # A copy: the reader's own arrays are views of the file.
-        tensor = torch.from_numpy(dequantize(stored.data, stored.tensor_type).copy()).to(self._dtype)
+        tensor = torch.from_numpy(values.copy()).to(self._dtype)
         if stored_name.endswith("attn_q.weight"):
             return _unpermute(tensor, self._config.heads)
         if stored_name.endswith("attn_k.weight"):

@@ -35,6 +35,22 @@ class LlamaConfig:
     rms_eps: float
     rope_scaling: RopeScaling | None = None
 
+    def tensor_shape(self, name: str) -> tuple[int, ...]:
+        """Of a weight by its Hugging Face name."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        shapes = {
+            "embed_tokens": (self.vocab, self.hidden),
+            "lm_head": (self.vocab, self.hidden),
+            "q_proj": (queries, self.hidden),
+            "k_proj": (keys, self.hidden),
+            "v_proj": (keys, self.hidden),
+            "o_proj": (self.hidden, queries),
+            "gate_proj": (self.intermediate, self.hidden),
+            "up_proj": (self.intermediate, self.hidden),
+            "down_proj": (self.hidden, self.intermediate),
+        }
+        return shapes.get(name.split(".")[-2], (self.hidden,))
+
 
 TensorSource = Callable[[str], Tensor]
 """Gives a tensor by its Hugging Face name; `lm_head.weight` is the embedding where the two are tied."""

@@ -32,15 +32,30 @@ def open_checkpoint(model: str, dtype: torch.dtype = torch.float32) -> Checkpoin
     """
     path = _packaged(model) if model in _PACKAGED else Path(model)
     if path.is_dir():
-        return _open_folder(path, dtype)
+        return _checked(_open_folder(path, dtype))
     if path.is_file():
         from .gguf_file import open_gguf
 
-        opened = open_gguf(path, dtype)
+        opened = _checked(open_gguf(path, dtype))
         return opened._replace(name=model) if model in _PACKAGED else opened
     raise WorkerError(
         f"no model at {model!r}: expected a GGUF file, a Hugging Face folder, or {' or '.join(_PACKAGED)}"
     )
+
+
+def _checked(checkpoint: Checkpoint) -> Checkpoint:
+    """With every tensor's shape compared to what the configuration says."""
+    config, load = checkpoint.config, checkpoint.tensor
+    if config.heads % config.kv_heads or config.head_dim % 2:
+        raise WorkerError(f"{config.heads} heads of {config.head_dim} over {config.kv_heads} key heads make no Llama")
+
+    def tensor(name: str) -> Tensor:
+        loaded, wanted = load(name), config.tensor_shape(name)
+        if loaded.shape != wanted:
+            raise WorkerError(f"{name} has the shape {tuple(loaded.shape)}, the configuration says {wanted}")
+        return loaded
+
+    return checkpoint._replace(tensor=tensor)
 
 
 def _packaged(model: str) -> Path:
