@@ -49,10 +49,9 @@ class Processes:
         return line
 
     def stop(self, processes: Sequence[subprocess.Popen[str]] | None = None) -> None:
-        stopping = list(self._running if processes is None else processes)
-        for process in stopping:
+        """Last started, first stopped: who uses others goes before them."""
+        for process in list(reversed(self._running if processes is None else processes)):
             process.terminate()
-        for process in stopping:
             try:
                 process.wait(_PATIENCE)
             except subprocess.TimeoutExpired:
