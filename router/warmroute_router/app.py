@@ -35,7 +35,7 @@ class RouterApp:
         self.fleet = Fleet(config.worker_urls)
         self.tree = PrefixTree(MAX_TREE_BLOCKS)
         self.routing = Routing(self.fleet, self.tree, config.policy, POLICIES[config.policy]())
-        self.proxy = Proxy(self.routing, config.max_payload_size)
+        self.proxy = Proxy(self.routing, config.max_payload_size, usage_injection=config.usage_injection)
         self._api_key = config.api_key.encode() if config.api_key else None
         # The environment's proxies are not for workers: the data path does not take them either.
         self._client = httpx.AsyncClient(trust_env=False)

@@ -1,5 +1,6 @@
 """Blocks: a prompt as a chain of hashes, each of which names the whole prefix up to it."""
 
+import math
 from array import array
 from typing import NamedTuple
 
@@ -18,15 +19,19 @@ class PromptBlocks(NamedTuple):
     digest: the chain's last link, over the rest that fills no block: names the whole prompt.
     tokens: the prompt's length, estimated from its bytes.
     block_tokens: tokens of one full block, by the same estimate.
+    session: what the client calls its session, hashed; 0 where it calls it nothing.
     """
 
     hashes: "array[int]"
     digest: int
     tokens: int
-    block_tokens: int = BLOCK_TOKENS
+    block_tokens: float = BLOCK_TOKENS
+    session: int = 0
 
 
-def hash_blocks(key: bytes, namespace: bytes = b"") -> PromptBlocks:
+def hash_blocks(
+    key: bytes, namespace: bytes = b"", *, tokens_per_byte: float = 1 / BYTES_PER_TOKEN, session: int = 0
+) -> PromptBlocks:
     chain = xxh3_64_intdigest(namespace)
     hashes = array("Q")
     append = hashes.append
@@ -35,4 +40,5 @@ def hash_blocks(key: bytes, namespace: bytes = b"") -> PromptBlocks:
         chain = xxh3_64_intdigest(key[start : start + BLOCK_BYTES], chain)
         append(chain)
     digest = xxh3_64_intdigest(key[full:], chain)
-    return PromptBlocks(hashes, digest, -(-len(key) // BYTES_PER_TOKEN))
+    tokens = math.ceil(len(key) * tokens_per_byte)
+    return PromptBlocks(hashes, digest, tokens, BLOCK_BYTES * tokens_per_byte, session)

@@ -22,6 +22,8 @@ class RouterConfig:
     max_payload_size: int
     """Bytes of one request body."""
     api_key: str | None
+    usage_injection: bool
+    """Whether usage is asked for on behalf of clients that stream and did not ask."""
     log_level: str
 
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from enum import StrEnum
 
+from .calibration import Retention
 from .upstream import Pool
 
 
@@ -24,6 +25,7 @@ class Worker:
         """Requests sent and not yet ended."""
         self.waiting_tokens = 0
         """Uncached prompt tokens sent and not yet answered by a first byte, as predicted when they were sent."""
+        self.retention = Retention()
         self.requests: Counter[int] = Counter()
         """Ended requests by status; 499 where the client left, 502 where the worker failed."""
         self.prompt_tokens = 0

@@ -18,6 +18,7 @@ _MESSAGE = b"\x1e"
 _FIELD = b"\x1f"
 _TOOLS = b"\x1d"
 
+_WITH_STREAM_OPTIONS = frozenset({"/v1/chat/completions", "/v1/completions"})
 _NAMESPACE_FIELDS = ("model", "lora_path", "cache_salt", "extra_key", "chat_template")
 # What else of a message the templates render, beside role and content.
 _MESSAGE_FIELDS = ("name", "reasoning_content", "tool_calls", "tool_call_id")
@@ -43,6 +44,11 @@ Json = Any
 class Prompt(NamedTuple):
     namespace: bytes
     key: bytes
+    model: str
+    session: str
+    """What the client calls its session, in `prompt_cache_key` or `user`; empty where it does not."""
+    lacks_usage: bool
+    """A stream whose client did not ask for usage, on an API where it could have."""
 
 
 def read_prompt(path: str, body: bytes) -> Prompt | None:
@@ -56,7 +62,8 @@ def read_prompt(path: str, body: bytes) -> Prompt | None:
     try:
         payload = orjson.loads(body)
         namespace = b"".join(_namespace(payload))
-        return Prompt(namespace, b"".join(reader(payload)))
+        key = b"".join(reader(payload))
+        return Prompt(namespace, key, _string(payload, "model"), _session(payload), _lacks_usage(path, payload))
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
@@ -68,6 +75,19 @@ def _namespace(payload: Json) -> Iterable[bytes]:
         value = payload.get(field)
         if value is not None:
             yield field.encode() + _FIELD + _text(value) + _MESSAGE
+
+
+def _string(payload: Json, field: str) -> str:
+    value = payload.get(field)
+    return value if isinstance(value, str) else ""
+
+
+def _session(payload: Json) -> str:
+    return _string(payload, "prompt_cache_key") or _string(payload, "user")
+
+
+def _lacks_usage(path: str, payload: Json) -> bool:
+    return path in _WITH_STREAM_OPTIONS and payload.get("stream") is True and "stream_options" not in payload
 
 
 def _chat(payload: Json) -> Iterable[bytes]:

@@ -22,13 +22,16 @@ from .errors import (
 )
 from .fleet import Worker
 from .headers import request_headers, request_id, response_headers
+from .prompt import read_prompt
 from .routing import Placement, Routing
 from .types import Headers, Receive, Scope, Send
 from .upstream import Connection
-from .usage import UsageReader
+from .usage import Usage, UsageReader
+from .usage_injection import UsageFilter, ask_for_usage
 
 logger = logging.getLogger(__name__)
 
+SESSION_HEADER = b"x-session-id"
 CLIENT_LEFT = 499
 """The status that nginx gave to this case; it is counted, never sent."""
 
@@ -38,8 +41,9 @@ class ClientLeft(Exception):  # noqa: N818 - not an error
 
 
 class Proxy:
-    def __init__(self, routing: Routing, max_payload_size: int) -> None:
+    def __init__(self, routing: Routing, max_payload_size: int, *, usage_injection: bool = True) -> None:
         self._routing = routing
+        self._usage_injection = usage_injection
         self._max_payload_size = max_payload_size
         self.refused: Counter[int] = Counter()
         """Requests that got their answer from the router itself, by status."""
@@ -47,7 +51,7 @@ class Proxy:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             body = await read_body(scope, receive, self._max_payload_size)
-            await _Exchange(self._routing, scope, body).run(receive, send)
+            await _Exchange(self._routing, scope, body, usage_injection=self._usage_injection).run(receive, send)
         except RequestError as error:
             self.refused[error.status] += 1
             await send_error(send, error)
@@ -80,12 +84,14 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
 class _Exchange:
     """One request and its answer. A client that leaves cancels it, wherever it is."""
 
-    def __init__(self, routing: Routing, scope: Scope, body: bytes) -> None:
+    def __init__(self, routing: Routing, scope: Scope, body: bytes, *, usage_injection: bool) -> None:
         self._routing = routing
         self._scope = scope
-        self._body = body
+        self._prompt = read_prompt(scope["path"], body)
+        self._asks_for_usage = usage_injection and self._prompt is not None and self._prompt.lacks_usage
+        self._body = ask_for_usage(body) if self._asks_for_usage else body
         self._request_id = request_id(scope["headers"])
-        self._lines = request_headers(scope, len(body), self._request_id)
+        self._lines = request_headers(scope, len(self._body), self._request_id)
         self._task: asyncio.Task[None] | None = None
         self._client_left = False
         self._started = False
@@ -114,7 +120,7 @@ class _Exchange:
             self._task.cancel()
 
     async def _relay(self, send: Send) -> None:
-        prompt = self._routing.understand(self._scope["path"], self._body)
+        prompt = self._routing.blocks_of(self._prompt, _session(self._scope["headers"]))
         refused: set[Worker] = set()
         while placement := self._routing.place(prompt, without=refused):
             worker = placement.worker
@@ -152,18 +158,33 @@ class _Exchange:
         finally:
             pool.give_back(connection)
         if connection.status == 200:
-            placement.report(usage.result())
+            self._settle(placement, usage.result())
         return connection.status
 
     async def _pass_body(self, connection: Connection, placement: Placement, usage: UsageReader, send: Send) -> None:
+        hide = UsageFilter() if self._asks_for_usage and self._streams() else None
         chunk = await connection.read()
         placement.first_byte()
         while not connection.complete:
             usage.feed(chunk)
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            shown = hide.feed(chunk) if hide else chunk
+            if shown:
+                await send({"type": "http.response.body", "body": shown, "more_body": True})
             chunk = await connection.read()
         usage.feed(chunk)
-        await send({"type": "http.response.body", "body": chunk})
+        last = hide.feed(chunk) + hide.flush() if hide else chunk
+        await send({"type": "http.response.body", "body": last})
+
+    def _settle(self, placement: Placement, usage: Usage | None) -> None:
+        placement.report(usage)
+        if usage is not None and self._prompt is not None:
+            self._routing.token_ratio.learn(self._prompt.model, len(self._prompt.key), usage.prompt_tokens)
+
+    def _streams(self) -> bool:
+        """Whether the answer is server-sent events, of a length that is not told beforehand."""
+        headers = dict(self._start_headers)
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        return kind == b"text/event-stream" and b"content-length" not in headers
 
     def _head(self, worker: Worker) -> bytes:
         scope = self._scope
@@ -186,8 +207,10 @@ class _Exchange:
         """The worker failed under way: a 502, or after the first byte an SSE error event, or a cut connection."""
         if not self._started:
             raise worker_failed(reason)
-        if (b"content-type", b"text/event-stream") in [
-            (name, value.partition(b";")[0].strip()) for name, value in self._start_headers
-        ]:
+        if self._streams():
             event = error_body(f"The worker failed: {reason}.", type="upstream_error", code="worker_failed")
             await send({"type": "http.response.body", "body": b"data: " + event + b"\n\n"})
+
+
+def _session(headers: Headers) -> str:
+    return next((value.decode("latin-1") for name, value in headers if name == SESSION_HEADER), "")

@@ -2,11 +2,15 @@
 
 from collections import Counter
 from collections.abc import Collection
+from typing import NamedTuple
+
+from xxhash import xxh3_64_intdigest
 
 from .blocks import PromptBlocks, hash_blocks
+from .calibration import TokenRatio
 from .fleet import Fleet, State, Worker
 from .policies import FleetView, Policy
-from .prompt import read_prompt
+from .prompt import Prompt
 from .tree import PrefixTree
 from .usage import Usage
 
@@ -21,17 +25,33 @@ class Placement:
     `first_byte` and `release` may be called in any order and any number of times.
     """
 
-    __slots__ = ("_waiting", "available", "captured", "prompt", "released", "worker")
+    __slots__ = (
+        "_before",
+        "_path",
+        "_predicted",
+        "_waiting",
+        "available",
+        "captured",
+        "prompt",
+        "released",
+        "worker",
+    )
 
-    def __init__(self, worker: Worker, prompt: PromptBlocks, available: int, captured: int) -> None:
+    def __init__(
+        self, worker: Worker, prompt: PromptBlocks, *, best: int, predicted: int, path: list[tuple[int, float]]
+    ) -> None:
+        """`best` and `predicted`: leading blocks that the best and that this worker are predicted to hold."""
         self.worker = worker
         self.prompt = prompt
-        self.available = available
+        self.available = min(round(best * prompt.block_tokens), prompt.tokens)
         """Tokens of the prompt that the best worker was predicted to hold."""
-        self.captured = captured
+        self.captured = min(round(predicted * prompt.block_tokens), prompt.tokens)
         """Tokens of the prompt that the chosen worker was predicted to hold."""
         self.released = False
-        self._waiting = prompt.tokens - captured
+        self._path = path
+        self._predicted = predicted
+        self._before = _Before(worker.retention.clock, worker.waiting_tokens / prompt.block_tokens)
+        self._waiting = prompt.tokens - self.captured
         worker.in_flight += 1
         worker.waiting_tokens += self._waiting
 
@@ -46,18 +66,36 @@ class Placement:
             self.worker.in_flight -= 1
 
     def report(self, usage: Usage | None) -> None:
-        """Count what the engine delivered beside what was predicted, scaled to the engine's own count of tokens."""
+        """Count what the engine delivered beside what was predicted, and learn from it. At an answer's end, once."""
         if not self.prompt.tokens:
             return
         worker = self.worker
         if usage is None or usage.cached_tokens is None:
             worker.unreported_requests += 1
             return
+        # In shares of the engine's own count of tokens.
         scale = usage.prompt_tokens / self.prompt.tokens
         worker.prompt_tokens += usage.prompt_tokens
         worker.available_tokens += round(self.available * scale)
         worker.captured_tokens += round(self.captured * scale)
         worker.delivered_tokens += usage.cached_tokens
+        if usage.prompt_tokens:
+            self._learn(usage.cached_tokens / usage.prompt_tokens)
+
+    def _learn(self, delivered_share: float) -> None:
+        retention = self.worker.retention
+        delivered = delivered_share * self.prompt.tokens / self.prompt.block_tokens
+        retention.learn(self._path, self._before.clock, self._predicted, delivered, self._before.waiting)
+        # The clock had gone on by what was predicted to be new.
+        retention.correct(self._predicted - min(delivered, len(self.prompt.hashes)))
+
+
+class _Before(NamedTuple):
+    """A worker as a request found it."""
+
+    clock: float
+    waiting: float
+    """Blocks that it still had to compute."""
 
 
 class Routing:
@@ -65,17 +103,26 @@ class Routing:
         self.fleet = fleet
         self.tree = tree
         self.policy_name = policy_name
+        self.token_ratio = TokenRatio()
         self.decisions: Counter[str] = Counter()
         """By the policy's reason."""
         self._policy = policy
         self._mean_new_tokens = 0.0
         self._unread = 0
 
-    def understand(self, path: str, body: bytes) -> PromptBlocks:
-        """The prompt in blocks. Where there is none to be read, an empty one, which goes by load alone."""
-        prompt = read_prompt(path, body)
+    def blocks_of(self, prompt: Prompt | None, session: str = "") -> PromptBlocks:
+        """A prompt in blocks. Where there is none to be read, an empty one, which goes by load alone.
+
+        `session` is what a header calls the session; otherwise the body's name for it counts.
+        """
         if prompt is not None:
-            return hash_blocks(prompt.key, prompt.namespace)
+            name = session or prompt.session
+            return hash_blocks(
+                prompt.key,
+                prompt.namespace,
+                tokens_per_byte=self.token_ratio.of(prompt.model),
+                session=xxh3_64_intdigest(name.encode()) if name else 0,
+            )
         self._unread += 1  # a digest of its own for each, so that ties spread
         return PromptBlocks(_NO_HASHES, self._unread, 0)
 
@@ -87,19 +134,26 @@ class Routing:
         workers = [worker for worker in self.fleet.ready() if worker not in without]
         if not workers:
             return None
-        cached = self.tree.match(prompt.hashes)
+        horizons = {worker.index: worker.retention.horizon for worker in workers}
+        cached = self.tree.match(prompt.hashes, horizons)
         view = FleetView(workers, cached, self._mean_new_tokens)
         worker, reason = self._policy.choose(prompt, view)
         self.decisions[reason if prompt.tokens else "no_prompt"] += 1
         best = max((cached.get(candidate.index, 0) for candidate in workers), default=0)
-        held = cached.get(worker.index, 0)
-        placement = Placement(worker, prompt, best * prompt.block_tokens, held * prompt.block_tokens)
+        predicted = cached.get(worker.index, 0)
+        path = self.tree.path(prompt.hashes, worker.index)
+        placement = Placement(worker, prompt, best=best, predicted=predicted, path=path)
         if prompt.hashes:
-            self.tree.insert(prompt.hashes, worker.index)
-            new_tokens = prompt.tokens - placement.captured
-            weight = _MEAN_WEIGHT if self._mean_new_tokens else 1.0
-            self._mean_new_tokens += weight * (new_tokens - self._mean_new_tokens)
+            reading = worker.retention.sent(path, predicted, len(prompt.hashes) - predicted)
+            self.tree.insert(prompt.hashes, worker.index, reading)
+            self._note_new_tokens(placement)
         return placement
+
+    def _note_new_tokens(self, placement: Placement) -> None:
+        prompt = placement.prompt
+        new_tokens = prompt.tokens - placement.captured
+        weight = _MEAN_WEIGHT if self._mean_new_tokens else 1.0
+        self._mean_new_tokens += weight * (new_tokens - self._mean_new_tokens)
 
     def unreachable(self, worker: Worker, *, gone: bool) -> None:
         """No connection to a worker. Where its process is `gone`, so is what it had cached."""

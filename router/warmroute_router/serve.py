@@ -72,6 +72,12 @@ def parse_config(argv: Sequence[str] | None) -> RouterConfig:
         help="largest request body (default: 512 MiB)",
     )
     parser.add_argument("--api-key", help="ask every client for `Authorization: Bearer KEY` (default: no key)")
+    parser.add_argument(
+        "--no-usage-injection",
+        dest="usage_injection",
+        action="store_false",
+        help="do not ask engines for the usage of streams whose client did not (the client never sees it)",
+    )
     parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="default: %(default)s")
     args = parser.parse_args(argv)
     if args.api_key == "":

@@ -9,7 +9,10 @@ holds every node above it.
 import heapq
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import inf
+
+_NO_HORIZONS: Mapping[int, float] = {}
 
 
 class _Node:
@@ -20,8 +23,8 @@ class _Node:
         self.parent = parent
         self.children: dict[int, _Node] = {}
         """By the child's first hash."""
-        self.seen: dict[int, int] = {}
-        """For each worker, the tick at which it was last sent this node."""
+        self.seen: dict[int, float] = {}
+        """For each worker, the reading of its own clock when it was last sent this node."""
         self.used = used
         """The tick of the last touch by any worker."""
         self.queued = False
@@ -46,20 +49,27 @@ class PrefixTree:
         self.held: Counter[int] = Counter()
         """Blocks per worker, for each worker that holds any."""
 
-    def match(self, hashes: Sequence[int]) -> dict[int, int]:
-        """How many leading blocks each worker holds; a worker that holds none is left out."""
+    def match(self, hashes: Sequence[int], horizons: Mapping[int, float] = _NO_HORIZONS) -> dict[int, int]:
+        """How many leading blocks each worker holds; a worker that holds none is left out.
+
+        What was last sent to a worker at or before its horizon, a reading of its clock, does not count any more.
+        """
         depths: dict[int, int] = {}
         # From the deepest node up: what holds this one holds all above it, so the first depth seen counts.
         for node, depth in reversed(self._walk(hashes)):
-            for worker in node.seen:
-                if worker not in depths:
+            for worker, reading in node.seen.items():
+                if worker not in depths and reading > horizons.get(worker, -inf):
                     depths[worker] = depth
             if len(depths) == len(self.held):
                 break
         return depths
 
-    def insert(self, hashes: "array[int]", worker: int) -> None:
-        """Note that `worker` was sent this prompt, and evict what is then too much."""
+    def path(self, hashes: Sequence[int], worker: int) -> list[tuple[int, float]]:
+        """What `worker` was sent of this prompt, from the root down: up to which depth, at which of its readings."""
+        return [(depth, node.seen[worker]) for node, depth in self._walk(hashes) if worker in node.seen]
+
+    def insert(self, hashes: "array[int]", worker: int, reading: float = 0.0) -> None:
+        """Note that `worker` was sent this prompt at this `reading` of its clock, and evict what is then too much."""
         self._tick += 1
         path = self._walk(hashes)
         node, depth = path[-1] if path else (self._root, 0)
@@ -77,7 +87,8 @@ class PrefixTree:
         for node, _ in path:
             if worker not in node.seen:
                 self.held[worker] += len(node.hashes)
-            node.seen[worker] = node.used = self._tick
+            node.seen[worker] = reading
+            node.used = self._tick
         while self.blocks > self._max_blocks:
             self._evict_oldest_leaf(self.blocks - self._max_blocks)
 

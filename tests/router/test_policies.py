@@ -107,3 +107,82 @@ def test_least_load_counts_requests_then_tokens() -> None:
 def test_ties_are_spread(name: str) -> None:
     view = FleetView([W(0), W(1), W(2)], dict[int, int](), 0.0)
     assert {POLICIES[name]().choose(prompt(1), view).worker.index for _ in range(200)} == {0, 1, 2}
+
+
+def test_two_routers_that_share_nothing_agree_on_cold_prompts() -> None:
+    one, other = [W(0), W(1), W(2)], [W(2), W(0), W(1)]  # not even in the same order
+    for number in range(50):
+        blocks = prompt(2, b"%4d" % number)
+        chosen = {
+            CacheAware().choose(blocks, FleetView(workers, dict[int, int](), 0.0)).worker.index
+            for workers in (one, other)
+        }
+        assert len(chosen) == 1
+
+
+def test_power_of_two_never_takes_the_most_loaded_of_three() -> None:
+    policy = POLICIES["power_of_two"]()
+    view = FleetView([W(0, in_flight=1), W(1, in_flight=2), W(2, in_flight=3)], dict[int, int](), 0.0)
+    chosen = Counter(policy.choose(prompt(1), view).worker.index for _ in range(300))
+    assert set(chosen) == {0, 1}
+    assert chosen[0] > chosen[1], "0 wins two of the three pairs"
+
+
+def test_power_of_two_with_one_worker() -> None:
+    assert POLICIES["power_of_two"]().choose(prompt(1), FleetView([W(0)], dict[int, int](), 0.0)).worker.index == 0
+
+
+def test_prefix_hash_sends_alike_prompts_to_one_worker_until_it_is_over_the_bound() -> None:
+    policy = POLICIES["prefix_hash"]()
+    workers = [W(index) for index in range(4)]
+    view = FleetView(workers, dict[int, int](), 0.0)
+    favourite = policy.choose(prompt(2), view).worker
+    assert policy.choose(prompt(8), view) == Choice(favourite, "affinity")
+    # 8 in flight with this one, 2 each on average: the bound is ceil(1.25 * 8 / 4) = 3.
+    favourite.in_flight = 2
+    for worker in workers:
+        if worker is not favourite:
+            worker.in_flight = 2
+    workers[favourite.index - 1].in_flight = 1
+    assert policy.choose(prompt(2), view).worker is favourite
+    favourite.in_flight = 3
+    spilled = policy.choose(prompt(2), view)
+    assert spilled.worker is not favourite
+    assert spilled.reason == "load"
+
+
+def test_prefix_hash_looks_behind_what_all_workers_hold() -> None:
+    policy = POLICIES["prefix_hash"]()
+    workers = [W(index) for index in range(4)]
+    held = {worker.index: 1 for worker in workers}
+    places = {
+        policy.choose(
+            hash_blocks(b"s" * BLOCK_BYTES + b"%4d" % number * (BLOCK_BYTES // 4)), FleetView(workers, held, 0.0)
+        ).worker.index
+        for number in range(40)
+    }
+    assert places == {0, 1, 2, 3}
+
+
+def test_a_session_stays_on_its_worker_whatever_the_load() -> None:
+    policy = POLICIES["session"]()
+    workers = [W(index) for index in range(3)]
+    view = FleetView(workers, dict[int, int](), 0.0)
+    first = policy.choose(prompt(2)._replace(session=7), view).worker
+    first.waiting_tokens = 10**6
+    again = policy.choose(prompt(5, b"other")._replace(session=7), view)
+    assert (again.worker, again.reason) == (first, "session")
+    elsewhere = policy.choose(prompt(5, b"other")._replace(session=8), view)
+    assert elsewhere.worker is not first
+    assert policy.choose(prompt(5, b"other"), view).worker is not first, "no session: by cache and load"
+
+
+def test_a_session_whose_worker_is_away_is_pinned_anew() -> None:
+    policy = POLICIES["session"]()
+    workers = [W(index) for index in range(3)]
+    keyed = prompt(2)._replace(session=7)
+    first = policy.choose(keyed, FleetView(workers, dict[int, int](), 0.0)).worker
+    rest = [worker for worker in workers if worker is not first]
+    moved = policy.choose(keyed, FleetView(rest, dict[int, int](), 0.0)).worker
+    assert moved is not first
+    assert policy.choose(keyed, FleetView(workers, dict[int, int](), 0.0)).worker is moved

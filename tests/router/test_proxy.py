@@ -4,13 +4,16 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import orjson
 import pytest
 from support.peer import STREAM_HEAD, Handler, Peer, PeerConnection, answering, chunk, response
 from support.router import CONFIG, RunningRouter, running_router, until
+from warmroute_router.blocks import BLOCK_BYTES
 from warmroute_router.fleet import State
+from warmroute_router.prompt import read_prompt
 
 pytestmark = pytest.mark.anyio
 
@@ -37,7 +40,7 @@ async def raw(router: RunningRouter, request: bytes) -> bytes:
         writer.close()
 
 
-def chat_body(words: int = 4, **fields: object) -> bytes:
+def chat_body(words: int = 4, **fields: Any) -> bytes:
     return orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "word " * words}], **fields})
 
 
@@ -314,13 +317,15 @@ async def test_usage_is_counted_beside_the_prediction() -> None:
     usage = b'{"usage":{"prompt_tokens":1000,"prompt_tokens_details":{"cached_tokens":900}}}'
     async with routed(answering(response(usage))) as (_, router), httpx.AsyncClient() as client:
         for _ in range(2):
-            reply = await client.post(router.url + CHAT, content=chat_body(400))
-        tokens = int(reply.headers["x-warmroute-prompt-tokens"])
+            await client.post(router.url + CHAT, content=chat_body(400))
         worker = router.app.fleet.workers[0]
         await until(lambda: worker.prompt_tokens == 2000)
         assert worker.delivered_tokens == 1800
-        # Of the second prompt, 7 full blocks of 64 tokens had been sent before.
-        assert worker.available_tokens == worker.captured_tokens == round(448 * 1000 / tokens)
+        # Of the second prompt, 7 full blocks had been sent before; the first reply told how long a token is.
+        prompt = read_prompt(CHAT, chat_body(400))
+        assert prompt is not None
+        share = 7 * BLOCK_BYTES / len(prompt.key)
+        assert worker.available_tokens == worker.captured_tokens == round(share * 1000)
         assert worker.unreported_requests == 0
 
 
@@ -509,3 +514,65 @@ async def test_other_methods_on_the_routers_own_paths_go_to_a_worker() -> None:
         for path in ("/v1/models", "/workers", "/health"):
             assert (await client.post(router.url + path, content=b"{}")).content == b"worker"
         assert len(peer.seen) == 3
+
+
+async def test_a_client_that_did_not_ask_for_usage_does_not_see_that_the_router_did() -> None:
+    """The worker sends the usage event if it is asked for, split over two reads; the client's bytes are the same."""
+    events = [b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n', b'data: {"choices":[],"note":"kept"}\n\n']
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":10,"prompt_tokens_details":{"cached_tokens":7}}}\n\n'
+
+    async def answer(connection: PeerConnection) -> None:
+        asked = orjson.loads(connection.body)
+        await connection.send(STREAM_HEAD)
+        for event in events:
+            await connection.send(chunk(event))
+        if asked.get("stream_options") == {"include_usage": True}:
+            await connection.send(chunk(usage[:30]))
+            await asyncio.sleep(0.01)
+            await connection.send(chunk(usage[30:]))
+        await connection.send(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    unseen = b"".join(events) + b"data: [DONE]\n\n"
+    seen = b"".join(events) + usage + b"data: [DONE]\n\n"
+    silent: dict[str, Any] = {"stream": True}
+    asking: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+    refusing: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": False}}
+    async with routed(answer) as (peer, router), httpx.AsyncClient() as client:
+        worker = router.app.fleet.workers[0]
+        for fields, expected in ((silent, unseen), (asking, seen), (refusing, unseen)):
+            reply = await client.post(router.url + CHAT, content=chat_body(**fields))
+            assert reply.content == expected
+        await until(lambda: worker.delivered_tokens == 14)
+        assert worker.unreported_requests == 1, "who says no is left in peace"
+        assert peer.seen[0].body.replace(b'"stream_options":{"include_usage":true},', b"") == chat_body(stream=True)
+        assert peer.seen[1].body == chat_body(**asking)
+
+
+async def test_usage_injection_can_be_turned_off_and_leaves_other_requests_alone() -> None:
+    async with routed(answering(response(b"{}")), usage_injection=False) as (peer, router):
+        async with httpx.AsyncClient() as client:
+            await client.post(router.url + CHAT, content=chat_body(stream=True))
+        assert peer.seen[0].body == chat_body(stream=True)
+    async with routed(answering(response(b"{}"))) as (peer, router), httpx.AsyncClient() as client:
+        for path, body in ((CHAT, chat_body()), ("/v1/responses", b'{"input":"x","stream":true}')):
+            await client.post(router.url + path, content=body)
+            assert peer.seen[-1].body == body
+
+
+async def test_a_session_is_named_by_a_header_or_in_the_body() -> None:
+    """Two workers, and prompts that share nothing: only the session keeps them together."""
+    async with (
+        Peer(answering(response(b"{}"))).listening() as one,
+        Peer(answering(response(b"{}"))).listening() as two,
+    ):
+        config = replace(CONFIG, policy="session")
+        async with running_router(one.url, two.url, config=config) as router, httpx.AsyncClient() as client:
+            for named in ({"x-session-id": "a"}, {}):
+                places = set()
+                for number in range(8):
+                    fields = {} if named else {"prompt_cache_key": "b"}
+                    body = chat_body(100 + number, prefix=number, **fields)
+                    reply = await client.post(router.url + CHAT, content=body, headers=named)
+                    places.add(reply.headers["x-warmroute-worker"])
+                assert len(places) == 1
+            assert router.app.routing.decisions["session"] == 14

@@ -63,6 +63,7 @@ def test_help_names_every_flag() -> None:
         "--max-payload-size",
         "--api-key",
         "--log-level",
+        "--no-usage-injection",
     }
 
 
@@ -71,7 +72,7 @@ def test_an_unknown_policy_is_refused_and_the_known_ones_are_named(form: list[st
     line = refusal("--worker-urls", NOBODY, "--policy", "magic", form=form)
     assert line == (
         "warmroute serve: argument --policy: invalid choice: 'magic' "
-        "(choose from 'cache_aware', 'least_load', 'random', 'round_robin')"
+        "(choose from 'cache_aware', 'least_load', 'power_of_two', 'prefix_hash', 'random', 'round_robin', 'session')"
     )
 
 

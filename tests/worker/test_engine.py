@@ -249,11 +249,11 @@ def test_nobody_waits_for_ever_on_an_engine_that_has_broken_down(
         patched.setattr(toy.engine.scheduler, "schedule", _broken)
         toy.engine.start()
         _wait_for(lambda: not toy.engine.alive)
+    assert [toy.outputs[request][-1].finish_reason for request in requests] == [FinishReason.ABORT] * 2
     late = toy.request(prompts(3, 20), 4)
     toy.engine.scheduler.waiting.remove(late)
     toy.engine.submit(late)
-    for request in (*requests, late):
-        assert toy.outputs[request][-1].finish_reason is FinishReason.ABORT
+    assert toy.outputs[late][-1].finish_reason is FinishReason.ABORT
     toy.engine = engine().engine  # the broken one's account is not looked at
 
 

@@ -8,10 +8,9 @@ worker: once nobody is idle, a token computed twice delays everyone behind it, w
 means that nobody is delayed. There is no threshold: a prefix that every worker holds discounts every worker.
 """
 
-from xxhash import xxh3_64_intdigest
-
 from ..blocks import PromptBlocks
 from .base import Choice, FleetView, W
+from .rendezvous import distinguishing_key, ranked
 
 LAMBDA_IDLE = 2.5
 LAMBDA_PER_QUEUED_REQUEST = 1.0
@@ -33,15 +32,8 @@ class CacheAware:
                 lowest, best = cost, [worker]
             elif cost == lowest:
                 best.append(worker)
-        chosen = best[0] if len(best) == 1 else _rendezvous(prompt, fleet, best)
+        chosen = best[0] if len(best) == 1 else ranked(best, distinguishing_key(prompt, fleet))[0]
         return Choice(chosen, _reason(chosen, fleet))
-
-
-def _rendezvous(prompt: PromptBlocks, fleet: FleetView[W], tied: list[W]) -> W:
-    """Highest random weight over the first block that not every worker has: alike prompts meet, others spread."""
-    common = min(fleet.cached_blocks.get(worker.index, 0) for worker in fleet.workers)
-    seed = prompt.hashes[common] if common < len(prompt.hashes) else prompt.digest
-    return max(tied, key=lambda worker: xxh3_64_intdigest(worker.url.encode(), seed))
 
 
 def _reason(chosen: W, fleet: FleetView[W]) -> str:
