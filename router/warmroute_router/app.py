@@ -19,11 +19,9 @@ from .health import HealthProbes
 from .policies import POLICIES
 from .proxy import Proxy
 from .routing import Routing
-from .tree import PrefixTree
+from .tree import MAX_TREE_BLOCKS, PrefixTree
 from .types import Receive, Scope, Send
 
-MAX_TREE_BLOCKS = 1_000_000
-"""256 MB of prompts, about 64 million tokens."""
 MODELS_TIMEOUT = 5.0
 """Seconds that a worker has to name its models."""
 

@@ -12,6 +12,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import inf
 
+MAX_TREE_BLOCKS = 1_000_000
+"""256 MB of prompts, about 64 million tokens."""
+
 _NO_HORIZONS: Mapping[int, float] = {}
 
 

@@ -20,6 +20,7 @@ CONFIG = RouterConfig(
     prometheus_port=0,
     max_payload_size=64 * 1024 * 1024,
     api_key=None,
+    usage_injection=True,
     log_level="info",
 )
 

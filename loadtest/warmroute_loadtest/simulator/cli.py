@@ -1,0 +1,149 @@
+"""`warmroute simulate`: what routing policies would do with a trace, on a fleet that need not exist."""
+
+import sys
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import inf
+from pathlib import Path
+from typing import TypeVar
+
+import orjson
+from warmroute_router.cli import OneLineParser
+
+from ..traces import FORMATS, Trace, TraceError, load_trace
+from . import SIM_POLICIES, FleetSpec, Result, SimulationError, simulate
+from .fleet import Progress
+
+LONG_RUN = 5_000
+"""Requests times policies from which on a progress bar is worth its line."""
+
+N = TypeVar("N", int, float)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run traces through a simulated fleet, once with each policy, and compare."""
+    args = _parser().parse_args(argv)
+    try:
+        from rich.console import Console
+
+        from .table import print_results
+    except ImportError:
+        return _fail("needs rich: pip install 'warmroute[loadtest]'")
+    spec, console, records = _spec(args), Console(), []
+    try:
+        for path in args.traces:
+            trace = load_trace(path, format=args.format, limit=args.limit)
+            results = _run(trace, args.policy, spec)
+            print_results(console, trace, spec, results)
+            records.append({"trace": trace.name, "results": [result.figures() for result in results]})
+        if args.json is not None:
+            args.json.write_bytes(orjson.dumps(records, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    except (TraceError, SimulationError, OSError) as error:
+        return _fail(str(error))
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _fail(message: str) -> int:
+    print(f"warmroute simulate: {message}", file=sys.stderr)
+    return 1
+
+
+def _run(trace: Trace, policies: Sequence[str], spec: FleetSpec) -> list[Result]:
+    with _progress(trace, len(policies)) as progress:
+        return [simulate(trace, policy, spec, progress) for policy in policies]
+
+
+@contextmanager
+def _progress(trace: Trace, policies: int) -> Iterator[Progress]:
+    """A bar for a person who waits; nothing where stderr goes to a file or the run is over at once."""
+    total = len(trace.requests) * policies
+    if total < LONG_RUN or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(trace.name, total=total)
+        yield lambda: bar.advance(task)
+
+
+def _parser() -> OneLineParser:
+    default = FleetSpec()
+    parser = OneLineParser(prog="warmroute simulate", description=main.__doc__)
+    parser.add_argument("traces", nargs="+", metavar="TRACE", help="a file, or the name of a made trace")
+    option = parser.add_argument
+    option("--format", choices=("auto", *sorted(FORMATS)), default="auto", help="of the traces (default: by content)")
+    option("--workers", type=_count, default=default.workers, metavar="N", help="default: %(default)s")
+    option("--blocks", type=_count, default=default.blocks, metavar="B", help="KV blocks of a worker (%(default)s)")
+    option("--block-tokens", type=_count, metavar="T", help="a multiple of the trace's (default: the trace's)")
+    option(
+        "--prefill-rate",
+        type=_positive,
+        default=default.prefill_rate,
+        metavar="TOKENS_PER_S",
+        help="prompt tokens that a worker computes in a second (default: %(default)g)",
+    )
+    option(
+        "--tpot", type=_positive, default=default.tpot, metavar="S", help="seconds per decoded token (%(default)s)"
+    )
+    option("--speed", type=_positive, default=1.0, metavar="X", help="let requests arrive X times as fast")
+    option("--limit", type=_count, metavar="N", help="only the first N requests of each trace")
+    option("--policy", type=_policies, default=("cache_aware", "round_robin"), metavar="A,B", help=_policy_help())
+    option("--seed", type=int, default=default.seed, metavar="N", help="of policies that draw (default: %(default)s)")
+    option("--slo", type=_positive, default=default.slo, metavar="S", help="TTFT that is good enough (%(default)g)")
+    option("--json", type=_new_file, metavar="FILE", help="write the figures there")
+    return parser
+
+
+def _policy_help() -> str:
+    return f"any of {', '.join(sorted(SIM_POLICIES))} (default: cache_aware,round_robin)"
+
+
+def _policies(given: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(given.split(",")))
+    for name in names:
+        if name not in SIM_POLICIES:
+            raise ArgumentTypeError(f"no policy {name!r}: choose from {', '.join(sorted(SIM_POLICIES))}")
+    return names
+
+
+def _count(given: str) -> int:
+    return _checked(int, given, "a whole number")
+
+
+def _positive(given: str) -> float:
+    return _checked(float, given, "a number")
+
+
+def _checked(read: Callable[[str], N], given: str, kind: str) -> N:
+    try:
+        value = read(given)
+    except ValueError:
+        raise ArgumentTypeError(f"expected {kind}, got {given!r}") from None
+    if not 0 < value < inf:
+        raise ArgumentTypeError(f"expected {kind} above zero, got {given!r}")
+    return value
+
+
+def _new_file(given: str) -> Path:
+    path = Path(given)
+    if not path.parent.is_dir():  # said now, not after the runs
+        raise ArgumentTypeError(f"no folder {path.parent}")
+    return path
+
+
+def _spec(args: Namespace) -> FleetSpec:
+    return FleetSpec(
+        workers=args.workers,
+        blocks=args.blocks,
+        block_tokens=args.block_tokens,
+        prefill_rate=args.prefill_rate,
+        tpot=args.tpot,
+        speed=args.speed,
+        seed=args.seed,
+        slo=args.slo,
+    )
