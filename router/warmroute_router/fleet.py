@@ -25,6 +25,8 @@ class Worker:
         """Requests sent and not yet ended."""
         self.waiting_tokens = 0
         """Uncached prompt tokens sent and not yet answered by a first byte, as predicted when they were sent."""
+        self.recent_new_tokens = 0.0
+        """Uncached prompt tokens sent of late, in a unit that is the same for all workers."""
         self.retention = Retention()
         self.requests: Counter[int] = Counter()
         """Ended requests by status; 499 where the client left, 502 where the worker failed."""

@@ -19,6 +19,12 @@ _MEAN_WEIGHT = 0.02
 """Of one request in the running mean of new tokens: the last fifty or so count."""
 
 
+_RECENT_DECAY = 0.995
+"""Of a worker's recent new tokens, with each request to anyone: half of them are from the last 140 requests."""
+_LARGE = 1e100
+"""Far from where floats end."""
+
+
 class Placement:
     """One request on one worker: the load that it puts there, taken back exactly once.
 
@@ -108,6 +114,7 @@ class Routing:
         """By the policy's reason."""
         self._policy = policy
         self._mean_new_tokens = 0.0
+        self._recent_unit = 1.0
         self._unread = 0
 
     def blocks_of(self, prompt: Prompt | None, session: str = "") -> PromptBlocks:
@@ -150,10 +157,16 @@ class Routing:
         return placement
 
     def _note_new_tokens(self, placement: Placement) -> None:
-        prompt = placement.prompt
-        new_tokens = prompt.tokens - placement.captured
+        new_tokens = placement.prompt.tokens - placement.captured
         weight = _MEAN_WEIGHT if self._mean_new_tokens else 1.0
         self._mean_new_tokens += weight * (new_tokens - self._mean_new_tokens)
+        # All that came before shall weigh less by `_RECENT_DECAY`: the same as letting the new one weigh more.
+        self._recent_unit /= _RECENT_DECAY
+        placement.worker.recent_new_tokens += new_tokens * self._recent_unit
+        if self._recent_unit > _LARGE:
+            for worker in self.fleet.workers:
+                worker.recent_new_tokens /= self._recent_unit
+            self._recent_unit = 1.0
 
     def unreachable(self, worker: Worker, *, gone: bool) -> None:
         """No connection to a worker. Where its process is `gone`, so is what it had cached."""

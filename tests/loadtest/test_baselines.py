@@ -53,6 +53,10 @@ class W:
     def waiting_tokens(self) -> int:
         raise AssertionError("a baseline looked at waiting_tokens")
 
+    @property
+    def recent_new_tokens(self) -> float:
+        raise AssertionError("a baseline looked at recent_new_tokens")
+
 
 def fleet(*in_flight: int) -> list[W]:
     return [W(index, load) for index, load in enumerate(in_flight)]

@@ -3,7 +3,7 @@
 import random
 from array import array
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -124,11 +124,9 @@ def test_the_load_that_a_policy_sees() -> None:
 
 
 def test_a_prefix_counts_as_there_from_its_dispatch() -> None:
-    """Both arrive at once: the second goes where the first is being computed, and really finds it there."""
-    answers = SimulatedFleet(
-        trace(request(0.0, [1, 2, 3, 4, 5]), request(0.0, [1, 2, 3, 4, 6])), SIM_POLICIES["cache_aware"](10**6), SPEC
-    ).run()
-    assert answers[0].worker == answers[1].worker
+    """Both arrive at once: the second is told that the first is being computed, and really finds it there."""
+    requests = trace(request(0.0, [1, 2, 3, 4, 5]), request(0.0, [1, 2, 3, 4, 6]))
+    answers = SimulatedFleet(requests, SIM_POLICIES["cache_aware"](10**6), replace(SPEC, workers=1)).run()
     assert (answers[1].predicted_blocks, answers[1].cached_blocks) == (4, 4)
 
 

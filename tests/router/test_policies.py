@@ -4,7 +4,7 @@ from dataclasses import dataclass
 import pytest
 from warmroute_router.blocks import BLOCK_BYTES, BLOCK_TOKENS, PromptBlocks, hash_blocks
 from warmroute_router.policies import POLICIES, Choice, FleetView
-from warmroute_router.policies.cache_aware import LAMBDA_IDLE, CacheAware
+from warmroute_router.policies.cache_aware import EVICTION, CacheAware
 
 
 @dataclass
@@ -12,6 +12,7 @@ class W:
     index: int
     waiting_tokens: int = 0
     in_flight: int = 0
+    recent_new_tokens: float = 0.0
 
     @property
     def url(self) -> str:
@@ -32,18 +33,33 @@ def test_the_worker_with_the_longest_prefix_wins_where_all_are_idle() -> None:
 
 
 def test_the_queue_is_weighed_against_the_prefix() -> None:
-    saved = LAMBDA_IDLE * 7 * BLOCK_TOKENS
-    just_worth_it = choose([W(0), W(1, waiting_tokens=int(saved) - 1)], {1: 7})
-    not_worth_it = choose([W(0), W(1, waiting_tokens=int(saved) + 1)], {1: 7})
+    saved = 7 * BLOCK_TOKENS  # nothing recent: a token is worth a token
+    just_worth_it = choose([W(0), W(1, waiting_tokens=saved - 1)], {1: 7})
+    not_worth_it = choose([W(0), W(1, waiting_tokens=saved + 1)], {1: 7})
     assert (just_worth_it.worker.index, just_worth_it.reason) == (1, "affinity")
     assert (not_worth_it.worker.index, not_worth_it.reason) == (0, "load")
 
 
+def test_where_caches_turn_over_alike_a_token_computed_again_costs_the_one_that_it_evicts_too() -> None:
+    saved = int((1 + EVICTION) * 7 * BLOCK_TOKENS)
+    for waiting, expected in ((saved - 1, 1), (saved + 1, 0)):
+        workers = [W(0, recent_new_tokens=5), W(1, waiting_tokens=waiting, recent_new_tokens=5)]
+        assert choose(workers, {1: 7}).worker.index == expected
+
+
+def test_a_worker_that_got_most_of_the_new_tokens_of_late_is_dearer() -> None:
+    """10 blocks, 3 of them cached on worker 1, all of whose fleet's pressure is there: λ is 1 and 1 + 2 · 1.5 = 4."""
+    workers = [W(0), W(1, recent_new_tokens=9)]
+    assert choose(workers, {1: 3}).worker.index == 0, "10 · 1 against 7 · 4"
+    assert choose(workers, {1: 8}).worker.index == 1, "10 · 1 against 2 · 4"
+
+
 def test_once_nobody_is_idle_the_prefix_weighs_more() -> None:
-    """Same difference of queues as above, but one full request waits everywhere: λ grows by one."""
-    saved = int(LAMBDA_IDLE * 7 * BLOCK_TOKENS) + 1
-    choice = choose([W(0, waiting_tokens=640), W(1, waiting_tokens=640 + saved)], {1: 7}, mean=640.0)
-    assert choice.worker.index == 1
+    """Half of the mean request waits everywhere: λ is 1 + 2 · 0.5."""
+    waiting = 320
+    for difference, expected in ((2 * 7 * BLOCK_TOKENS - 1, 1), (2 * 7 * BLOCK_TOKENS + 1, 0)):
+        workers = [W(0, waiting_tokens=waiting), W(1, waiting_tokens=waiting + difference)]
+        assert choose(workers, {1: 7}, mean=640.0).worker.index == expected
 
 
 def test_a_prefix_that_all_hold_does_not_count() -> None:
@@ -53,7 +69,7 @@ def test_a_prefix_that_all_hold_does_not_count() -> None:
 
 def test_running_requests_count_a_little() -> None:
     assert choose([W(0, in_flight=1), W(1)], {}).worker.index == 1
-    assert choose([W(0, in_flight=1), W(1)], {0: 2}).worker.index == 0
+    assert choose([W(0, in_flight=1), W(1)], {0: 3}).worker.index == 0
 
 
 def test_cold_prompts_spread_and_alike_ones_meet() -> None:

@@ -108,7 +108,8 @@ def test_a_flag_that_cannot_be_is_refused_in_one_line(arguments: list[str], comp
 
 def test_an_unknown_command_is_refused_and_the_known_ones_are_named() -> None:
     line = refusal("sreve", form=SCRIPT)
-    assert line == "warmroute: argument command: invalid choice: 'sreve' (choose from 'demo', 'serve', 'worker')"
+    names = "'demo', 'serve', 'simulate', 'worker'"
+    assert line == f"warmroute: argument command: invalid choice: 'sreve' (choose from {names})"
 
 
 def test_no_command_is_refused() -> None:

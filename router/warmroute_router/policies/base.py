@@ -21,6 +21,10 @@ class WorkerView(Protocol):
     def waiting_tokens(self) -> int:
         """Uncached prompt tokens sent and not yet answered by a first byte."""
 
+    @property
+    def recent_new_tokens(self) -> float:
+        """Uncached prompt tokens sent of late. Only its ratio between workers means something."""
+
 
 W = TypeVar("W", bound=WorkerView)
 

@@ -1,32 +1,41 @@
 """The policy that this project is for: the worker that would answer soonest, in tokens of work.
 
-    cost(w) = waiting(w) + λ · new(w) + α · in_flight(w)
+    cost(w) = waiting(w) + λ(w) · new(w) + α · in_flight(w)
+    λ(w)    = 1 + EVICTION · pressure(w) + QUEUE · (waiting of the least loaded / mean new tokens of a request)
 
-`new` is what w would have to compute of this prompt, `waiting` what it still has to compute of others. λ > 1
-because a prefix computed twice also pushes another one out of a cache. λ grows with the queue of the least loaded
-worker: once nobody is idle, a token computed twice delays everyone behind it, while an idle worker anywhere
-means that nobody is delayed. There is no threshold: a prefix that every worker holds discounts every worker.
+`new` is what w would have to compute of this prompt, `waiting` what it still has to compute of others. A token
+computed is worth more than one because it also pushes another one out of w's cache. How dear that one is depends on
+how fast w's cache turns over: `pressure` is the share of the fleet's new tokens that w got of late, times the number
+of workers. So a worker that everyone likes for its system prompt becomes dear before its cache is worn out, and the
+others learn that prompt too. λ grows once nobody is idle, because then a token computed twice delays everyone behind
+it, while an idle worker anywhere means that nobody is delayed. There is no threshold: a prefix that every worker
+holds discounts every worker.
+
+`docs/experiments.md` has the measurements behind the four constants.
 """
 
 from ..blocks import PromptBlocks
 from .base import Choice, FleetView, W
 from .rendezvous import distinguishing_key, ranked
 
-LAMBDA_IDLE = 2.5
-LAMBDA_PER_QUEUED_REQUEST = 1.0
-TOKENS_PER_REQUEST = 16
-"""α: what one running request costs its worker, in tokens of prefill."""
+EVICTION = 1.5
+QUEUE = 2.0
+TOKENS_PER_REQUEST = 128
+"""α: what one request in flight costs its worker, in tokens of prefill."""
 
 
 class CacheAware:
     def choose(self, prompt: PromptBlocks, fleet: FleetView[W]) -> Choice[W]:
-        least_waiting = min(worker.waiting_tokens for worker in fleet.workers)
-        weight = LAMBDA_IDLE + LAMBDA_PER_QUEUED_REQUEST * least_waiting / max(fleet.mean_new_tokens, 1.0)
-        cached = fleet.cached_blocks
+        workers, cached = fleet.workers, fleet.cached_blocks
+        least_waiting = min(worker.waiting_tokens for worker in workers)
+        base = 1.0 + QUEUE * least_waiting / max(fleet.mean_new_tokens, 1.0)
+        recent = sum(worker.recent_new_tokens for worker in workers)
+        eviction = EVICTION * len(workers) / recent if recent else 0.0
         lowest = float("inf")
         best: list[W] = []
-        for worker in fleet.workers:
+        for worker in workers:
             new = max(prompt.tokens - cached.get(worker.index, 0) * prompt.block_tokens, 0)
+            weight = base + eviction * worker.recent_new_tokens
             cost = worker.waiting_tokens + weight * new + TOKENS_PER_REQUEST * worker.in_flight
             if cost < lowest:
                 lowest, best = cost, [worker]
