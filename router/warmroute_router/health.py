@@ -6,6 +6,8 @@ import random
 
 import httpx
 
+from .blocks import BLOCK_TOKENS
+from .capacity import kv_capacity
 from .fleet import Fleet, State, Worker
 
 logger = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ class HealthProbes:
             if alive and worker.state is not State.READY:
                 logger.info("worker %s is ready (was %s)", worker.url, worker.state)
                 worker.state = State.READY
+                await self._ask_capacity(worker)
             elif failures >= FAILURES and worker.state is State.READY:
                 logger.warning("worker %s is unhealthy: %d probes failed", worker.url, failures)
                 worker.state = State.UNHEALTHY
@@ -58,6 +61,11 @@ class HealthProbes:
             interval = INTERVAL if worker.state is State.READY else RETRY_INTERVAL
             # Jitter, so that many routers do not probe one worker in step.
             await asyncio.sleep(interval * random.uniform(0.8, 1.2))
+
+    async def _ask_capacity(self, worker: Worker) -> None:
+        tokens = await kv_capacity(self._client, worker.url)
+        if tokens is not None:
+            worker.retention.start_at(tokens / BLOCK_TOKENS)
 
     async def _probe(self, worker: Worker) -> bool:
         """Whatever answers without a server error is up: not every engine has a `/health`."""

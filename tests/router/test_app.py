@@ -335,6 +335,9 @@ class Engine:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
+                if head.startswith(b"GET /metrics HTTP/1.1\r\n"):
+                    writer.write(response(b"", b"404 Not Found"))
+                    continue
                 assert head.startswith(b"GET /health HTTP/1.1\r\n")
                 self.probes += 1
                 status = self.status()

@@ -51,7 +51,8 @@ class Peer:
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
         self.seen: list[PeerConnection] = []
-        """One entry for each request, in order of arrival. Probes are left out."""
+        """One entry for each request, in order of arrival. Probes and scrapes are left out."""
+        self.metrics = b""
         self.connections = 0
         self.url = ""
 
@@ -63,6 +64,12 @@ class Peer:
                 await connection.request()
                 if connection.request_line.startswith(b"GET /health"):
                     await connection.send(response(b"{}"))
+                    continue
+                if (
+                    connection.request_line == b"GET /metrics HTTP/1.1"
+                    and connection.header(b"x-forwarded-for") is None
+                ):
+                    await connection.send(response(self.metrics, headers=b"content-type: text/plain\r\n"))
                     continue
                 self.seen.append(connection)
                 await self.handler(connection)

@@ -1,0 +1,65 @@
+from math import inf
+from pathlib import Path
+
+import pytest
+from support.peer import Peer, answering, response
+from support.router import running_router, until
+from support.worker import running_worker
+from warmroute_router.blocks import BLOCK_TOKENS
+from warmroute_router.capacity import read_capacity
+
+pytestmark = pytest.mark.anyio
+
+VLLM = (
+    "# TYPE vllm:cache_config_info gauge\n"
+    'vllm:cache_config_info{block_size="16",cache_dtype="auto",num_gpu_blocks="7000",engine="0"} 1.0\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("exposition", "tokens"),
+    [
+        (VLLM, 112_000),
+        (VLLM + VLLM.splitlines()[1].replace('engine="0"', 'engine="1"') + "\n", 224_000),
+        ('sglang:cache_config_info{page_size="1",num_pages="5000"} 1\n', 5000),
+        (
+            'sglang:cache_config_info{page_size="4",num_pages="10"} 1\n'
+            'sglang_cache_config_info{page_size="4",num_pages="10"} 1\n',
+            40,
+        ),
+        (VLLM.replace('"7000"', '"None"'), None),
+        ("something_else 1\n", None),
+        ("", None),
+    ],
+    ids=["vllm", "two-ranks", "sglang", "two-spellings", "not-known-yet", "other", "empty"],
+)
+def test_the_engines_own_words_are_read(exposition: str, tokens: int | None) -> None:
+    assert read_capacity(exposition) == tokens
+
+
+async def test_a_worker_that_comes_up_is_asked_once_for_what_it_holds() -> None:
+    peer = Peer(answering(response(b"{}")))
+    peer.metrics = VLLM.encode()
+    async with peer.listening(), running_router(peer.url) as router:
+        retention = router.app.fleet.workers[0].retention
+        await until(lambda: retention.blocks < inf)
+        assert retention.blocks == 112_000 / BLOCK_TOKENS
+
+
+@pytest.mark.parametrize("metrics", [b"", b"<html>", b"\xff\xfe", b'vllm:cache_config_info{block_size="'])
+async def test_a_worker_that_says_nothing_of_use_is_ready_all_the_same(metrics: bytes) -> None:
+    peer = Peer(answering(response(b"{}")))
+    peer.metrics = metrics
+    async with peer.listening(), running_router(peer.url) as router:
+        await until(lambda: bool(router.app.fleet.ready()))
+        assert router.app.fleet.workers[0].retention.blocks == inf
+
+
+async def test_our_own_worker_is_understood(tmp_path: Path) -> None:
+    from support.toy import save_toy
+
+    flags = ("--page-size", "4", "--max-total-tokens", "6400")
+    async with running_worker(save_toy(tmp_path), *flags) as worker, running_router(worker.url) as router:
+        retention = router.app.fleet.workers[0].retention
+        await until(lambda: retention.blocks < inf)
+        assert retention.blocks == 100
