@@ -60,6 +60,7 @@ class SimulatedFleet:
         self.fleet = Fleet(tuple(f"http://worker-{index}" for index in range(spec.workers)))
         for worker in self.fleet.workers:
             worker.state = State.READY
+            worker.retention.start_at(spec.blocks)  # as the router reads it from an engine's metrics
         tree = PrefixTree(spec.tree_bound(trace.block_tokens))
         self._routing = Routing(self.fleet, tree, "simulated", policy)
         self._placements: dict[int, Placement] = {}
