@@ -38,6 +38,11 @@ class Worker:
         self.unreported_requests = 0
         """Replies to understood prompts that said nothing of cached tokens: unknown, not zero."""
 
+    @property
+    def cache_fill(self) -> float:
+        """0 to 1. As long as the size of its cache is not known, there is room in it."""
+        return max(min(self.retention.clock / self.retention.blocks, 1.0), 0.0)
+
 
 class Fleet:
     def __init__(self, urls: tuple[str, ...]) -> None:

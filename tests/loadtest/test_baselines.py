@@ -57,6 +57,10 @@ class W:
     def recent_new_tokens(self) -> float:
         raise AssertionError("a baseline looked at recent_new_tokens")
 
+    @property
+    def cache_fill(self) -> float:
+        raise AssertionError("a baseline looked at cache_fill")
+
 
 def fleet(*in_flight: int) -> list[W]:
     return [W(index, load) for index, load in enumerate(in_flight)]

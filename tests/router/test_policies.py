@@ -13,6 +13,7 @@ class W:
     waiting_tokens: int = 0
     in_flight: int = 0
     recent_new_tokens: float = 0.0
+    cache_fill: float = 1.0
 
     @property
     def url(self) -> str:
@@ -32,15 +33,14 @@ def test_the_worker_with_the_longest_prefix_wins_where_all_are_idle() -> None:
     assert (choice.worker.index, choice.reason) == (2, "affinity")
 
 
-def test_the_queue_is_weighed_against_the_prefix() -> None:
-    saved = 7 * BLOCK_TOKENS  # nothing recent: a token is worth a token
-    just_worth_it = choose([W(0), W(1, waiting_tokens=saved - 1)], {1: 7})
-    not_worth_it = choose([W(0), W(1, waiting_tokens=saved + 1)], {1: 7})
-    assert (just_worth_it.worker.index, just_worth_it.reason) == (1, "affinity")
-    assert (not_worth_it.worker.index, not_worth_it.reason) == (0, "load")
+def test_with_room_in_the_caches_a_token_is_worth_a_token() -> None:
+    saved = 7 * BLOCK_TOKENS
+    for waiting, expected, reason in ((saved - 1, 1, "affinity"), (saved + 1, 0, "load")):
+        choice = choose([W(0, cache_fill=0), W(1, waiting_tokens=waiting, cache_fill=0)], {1: 7})
+        assert (choice.worker.index, choice.reason) == (expected, reason)
 
 
-def test_where_caches_turn_over_alike_a_token_computed_again_costs_the_one_that_it_evicts_too() -> None:
+def test_with_full_caches_it_costs_the_one_that_it_evicts_too() -> None:
     saved = int((1 + EVICTION) * 7 * BLOCK_TOKENS)
     for waiting, expected in ((saved - 1, 1), (saved + 1, 0)):
         workers = [W(0, recent_new_tokens=5), W(1, waiting_tokens=waiting, recent_new_tokens=5)]
@@ -48,17 +48,27 @@ def test_where_caches_turn_over_alike_a_token_computed_again_costs_the_one_that_
 
 
 def test_a_worker_that_got_most_of_the_new_tokens_of_late_is_dearer() -> None:
-    """10 blocks, 3 of them cached on worker 1, all of whose fleet's pressure is there: λ is 1 and 1 + 2 · 1.5 = 4."""
+    """Of two workers, 1 got all of them: its λ is 1 + 2 · 1.5 = 4, that of the other 1 + 1.5."""
     workers = [W(0), W(1, recent_new_tokens=9)]
-    assert choose(workers, {1: 3}).worker.index == 0, "10 · 1 against 7 · 4"
-    assert choose(workers, {1: 8}).worker.index == 1, "10 · 1 against 2 · 4"
+    assert choose(workers, {1: 3}).worker.index == 0, "10 · 2.5 against 7 · 4"
+    assert choose(workers, {1: 4}).worker.index == 1, "10 · 2.5 against 6 · 4"
+
+
+def test_a_lone_chat_stays_where_it_is_warm_in_a_fleet_of_any_size() -> None:
+    """The fleet's tokens of late were its own. 10 · 2.5 against 4 · (1 + 3 · 1.5), though there are 50 workers."""
+    workers = [W(index) for index in range(50)]
+    workers[17].recent_new_tokens = 9
+    assert choose(workers, {17: 6}).worker.index == 17
 
 
 def test_once_nobody_is_idle_the_prefix_weighs_more() -> None:
     """Half of the mean request waits everywhere: λ is 1 + 2 · 0.5."""
     waiting = 320
     for difference, expected in ((2 * 7 * BLOCK_TOKENS - 1, 1), (2 * 7 * BLOCK_TOKENS + 1, 0)):
-        workers = [W(0, waiting_tokens=waiting), W(1, waiting_tokens=waiting + difference)]
+        workers = [
+            W(0, waiting_tokens=waiting, cache_fill=0),
+            W(1, waiting_tokens=waiting + difference, cache_fill=0),
+        ]
         assert choose(workers, {1: 7}, mean=640.0).worker.index == expected
 
 

@@ -25,6 +25,10 @@ class WorkerView(Protocol):
     def recent_new_tokens(self) -> float:
         """Uncached prompt tokens sent of late. Only its ratio between workers means something."""
 
+    @property
+    def cache_fill(self) -> float:
+        """How full its cache is, 0 to 1: while there is room, nothing is evicted."""
+
 
 W = TypeVar("W", bound=WorkerView)
 

@@ -1,17 +1,17 @@
 """The policy that this project is for: the worker that would answer soonest, in tokens of work.
 
     cost(w) = waiting(w) + λ(w) · new(w) + α · in_flight(w)
-    λ(w)    = 1 + EVICTION · pressure(w) + QUEUE · (waiting of the least loaded / mean new tokens of a request)
+    λ(w)    = 1 + EVICTION · pressure(w) · fill(w) + QUEUE · (waiting of the least loaded / mean new tokens)
 
 `new` is what w would have to compute of this prompt, `waiting` what it still has to compute of others. A token
 computed is worth more than one because it also pushes another one out of w's cache. How dear that one is depends on
 how fast w's cache turns over: `pressure` is the share of the fleet's new tokens that w got of late, times the number
-of workers. So a worker that everyone likes for its system prompt becomes dear before its cache is worn out, and the
-others learn that prompt too. λ grows once nobody is idle, because then a token computed twice delays everyone behind
-it, while an idle worker anywhere means that nobody is delayed. There is no threshold: a prefix that every worker
-holds discounts every worker.
+of workers, from 1 to 3; while the cache has room (`fill` below 1), less is evicted. So a worker that everyone likes
+for its system prompt becomes dear before its cache is worn out, and the others learn that prompt too. λ grows once
+nobody is idle, because then a token computed twice delays everyone behind it, while an idle worker anywhere means
+that nobody is delayed. There is no threshold: a prefix that every worker holds discounts every worker.
 
-`docs/experiments.md` has the measurements behind the four constants.
+`docs/experiments.md` has the measurements behind the constants.
 """
 
 from ..blocks import PromptBlocks
@@ -19,6 +19,8 @@ from .base import Choice, FleetView, W
 from .rendezvous import distinguishing_key, ranked
 
 EVICTION = 1.5
+MAX_PRESSURE = 3.0
+"""So that a lone chat, all of whose fleet's traffic is its own, does not leave a warm worker for a cold one."""
 QUEUE = 2.0
 TOKENS_PER_REQUEST = 128
 """α: what one request in flight costs its worker, in tokens of prefill."""
@@ -29,13 +31,13 @@ class CacheAware:
         workers, cached = fleet.workers, fleet.cached_blocks
         least_waiting = min(worker.waiting_tokens for worker in workers)
         base = 1.0 + QUEUE * least_waiting / max(fleet.mean_new_tokens, 1.0)
-        recent = sum(worker.recent_new_tokens for worker in workers)
-        eviction = EVICTION * len(workers) / recent if recent else 0.0
+        mean_recent = sum(worker.recent_new_tokens for worker in workers) / len(workers)
         lowest = float("inf")
         best: list[W] = []
         for worker in workers:
             new = max(prompt.tokens - cached.get(worker.index, 0) * prompt.block_tokens, 0)
-            weight = base + eviction * worker.recent_new_tokens
+            pressure = worker.recent_new_tokens / mean_recent if mean_recent else 1.0
+            weight = base + EVICTION * min(max(pressure, 1.0), MAX_PRESSURE) * worker.cache_fill
             cost = worker.waiting_tokens + weight * new + TOKENS_PER_REQUEST * worker.in_flight
             if cost < lowest:
                 lowest, best = cost, [worker]
