@@ -7,6 +7,7 @@ from typing import TypedDict
 from rich.console import Console
 from rich.table import Table
 
+from .percentile import percentile
 from .play import Turn
 
 
@@ -27,12 +28,6 @@ def summary(turns: Sequence[Turn]) -> Summary:
         "ttft_p95": percentile(times, 95),
         "requests": len(times),
     }
-
-
-def percentile(ordered: Sequence[float], percent: int) -> float:
-    """The smallest value that at least `percent` % of the values do not exceed (nearest rank)."""
-    rank = -(-percent * len(ordered) // 100)
-    return ordered[max(rank, 1) - 1]
 
 
 def print_scoreboard(console: Console, results: Mapping[str, Sequence[Turn]], workers: Sequence[str]) -> None:

@@ -3,8 +3,9 @@ import io
 import pytest
 from rich.console import Console
 from warmroute_loadtest.chats import conversations, system_prompts
+from warmroute_loadtest.percentile import percentile
 from warmroute_loadtest.play import Turn
-from warmroute_loadtest.scoreboard import percentile, print_scoreboard, summary
+from warmroute_loadtest.scoreboard import print_scoreboard, summary
 
 
 def turn(worker: str, ttft: float, prompt: int, cached: int) -> Turn:

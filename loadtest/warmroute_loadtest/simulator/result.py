@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from ..percentile import percentile
 from .fleet import Answer
 
 
@@ -52,18 +53,13 @@ def summarise(
         hit_rate=cached / total if total else 0.0,
         ceiling=ceiling,
         ttft_mean=statistics.fmean(times),
-        ttft_p50=_percentile(times, 50),
-        ttft_p90=_percentile(times, 90),
-        ttft_p99=_percentile(times, 99),
+        ttft_p50=percentile(times, 50),
+        ttft_p90=percentile(times, 90),
+        ttft_p99=percentile(times, 99),
         skew=_skew(computed_tokens),
         prediction_error=_prediction_error(answers),
         goodput=_goodput(answers, slo),
     )
-
-
-def _percentile(ordered: Sequence[float], percent: int) -> float:
-    """Nearest rank, as `scoreboard.percentile`, which cannot be had without rich."""
-    return ordered[-(-percent * len(ordered) // 100) - 1]
 
 
 def _skew(computed_tokens: Sequence[int]) -> float:
