@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test lint format bench clean
+.PHONY: setup demo test lint format bench bench-tree clean
 
 setup: $(READY)
 
@@ -29,6 +29,9 @@ format: $(READY)
 
 bench: $(READY)  ## requests/s through the router against a direct connection
 	$(BIN)/python -m warmroute_loadtest.proxy_bench
+
+bench-tree: $(READY)  ## time of a decision and memory, on a full prefix tree
+	$(BIN)/python -m warmroute_loadtest.tree_bench
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

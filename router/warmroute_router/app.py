@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,6 +19,8 @@ from .fleet import Fleet, Worker
 from .health import HealthProbes
 from .policies import POLICIES
 from .proxy import Proxy
+from .replicas.peers import Peers
+from .replicas.state_file import StateFile
 from .routing import Routing
 from .tree import MAX_TREE_BLOCKS, PrefixTree
 from .types import Receive, Scope, Send
@@ -29,11 +32,16 @@ MODELS_TIMEOUT = 5.0
 class RouterApp:
     """Owns the router's parts. The few paths of its own go to Starlette; all others straight to the data path."""
 
-    def __init__(self, config: RouterConfig) -> None:
+    def __init__(self, config: RouterConfig, gossip_listener: socket.socket | None = None) -> None:
+        """`gossip_listener`: where its replicas connect to, if it has any."""
         self.fleet = Fleet(config.worker_urls)
         self.tree = PrefixTree(MAX_TREE_BLOCKS)
         self.routing = Routing(self.fleet, self.tree, config.policy, POLICIES[config.policy]())
         self.proxy = Proxy(self.routing, config.max_payload_size, usage_injection=config.usage_injection)
+        self.peers: Peers | None = None
+        if config.gossip is not None and gossip_listener is not None:
+            self.peers = Peers(self.routing, config.gossip, gossip_listener)
+        self._state_file = StateFile(config.state_file, self.routing) if config.state_file is not None else None
         self._api_key = config.api_key.encode() if config.api_key else None
         # The environment's proxies are not for workers: the data path does not take them either.
         self._client = httpx.AsyncClient(trust_env=False)
@@ -65,10 +73,19 @@ class RouterApp:
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         del app
-        probes = HealthProbes(self.fleet, self._client)
+        # What was known comes first, so that the first probes can tell which engines are others by now.
+        if self._state_file is not None:
+            self._state_file.start()
+        if self.peers is not None:
+            await self.peers.start()
+        probes = HealthProbes(self.routing, self._client)
         await probes.start()
         yield
         await probes.stop()
+        if self.peers is not None:
+            await self.peers.stop()
+        if self._state_file is not None:
+            await self._state_file.stop()
         await self._client.aclose()
         self.fleet.close()
 

@@ -6,8 +6,10 @@ last touch, and its age is how far the clock has gone on since. While the age is
 prefix is predicted to be cached.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from math import inf
+from typing import NamedTuple
 
 from .blocks import BYTES_PER_TOKEN
 
@@ -18,6 +20,26 @@ _LEAST_RETENTION = 16.0
 _TOLERANCE = 1.0
 """Blocks by which a report may fall short and still agree: templates add tokens, pages round down."""
 _MAX_MODELS = 64
+TIME_TO_LIVE = 300.0
+"""Seconds for which a prefix counts as cached where an engine tells neither its capacity nor what it reused."""
+_MARKS = 32
+"""Moments that are remembered of one time to live."""
+_FLUSHED = 3
+"""Replies in a row without any of what they should have had, which tell that the cache was emptied."""
+_TELLING_BLOCKS = 4
+"""Predicted blocks from which on a reply without any is one of those."""
+_YOUNG = 0.25
+"""Of the retention: nothing that young is gone because newer blocks pushed it out."""
+
+
+class _Reply(NamedTuple):
+    """What one reply tells, in blocks. See `Retention.learn`."""
+
+    path: Sequence[tuple[int, float]]
+    dispatched: float
+    predicted: int
+    delivered: float
+    waiting: float
 
 
 class Retention:
@@ -26,19 +48,48 @@ class Retention:
     def __init__(self) -> None:
         self.clock = 0.0
         self.blocks = inf
-        """Until something is known, nothing is predicted to be dropped."""
+        """Until something is known, nothing is predicted to be dropped but by its time."""
+        self._emptied = 0.0
+        """The reading at which the cache was empty for the last time."""
+        self._told = inf
+        self._reported = False
+        """Whether any reply said what was cached."""
+        self._marks: deque[tuple[float, float]] = deque([(-inf, -inf)])
+        """Moments, in seconds, and the readings then; the first is the last one before the time to live."""
+        self._empty_replies: list[_Reply] = []
+
+    def horizon(self, now: float) -> float:
+        """Readings after this one are predicted to be cached. `now`: seconds."""
+        if self.blocks == inf and not self._reported:
+            while len(self._marks) > 1 and self._marks[1][0] <= now - TIME_TO_LIVE:
+                self._marks.popleft()
+            if self._marks[0][0] <= now - TIME_TO_LIVE:
+                return max(self._marks[0][1], self._emptied)
+        return max(self.clock - self.blocks, self._emptied)
 
     @property
-    def horizon(self) -> float:
-        """Readings after this one are predicted to be cached."""
-        return self.clock - self.blocks
+    def filled(self) -> float:
+        """Blocks that have come in since the cache was empty."""
+        return self.clock - self._emptied
 
     def start_at(self, capacity: float) -> None:
-        """Begin with the capacity that the engine tells. What was learned from replies stays."""
-        if self.blocks == inf:
+        """Begin with the capacity that the engine tells. What was learned from replies stays while it is the same."""
+        if self.blocks == inf or self._told not in (inf, capacity):
             self.blocks = max(capacity, _LEAST_RETENTION)
+        self._told = capacity
 
-    def sent(self, path: Sequence[tuple[int, float]], predicted: int, new: int) -> float:
+    def adopt(self, filled: float, blocks: float) -> None:
+        """Begin with what another router knows."""
+        self._emptied = min(self._emptied, self.clock - filled)
+        if self.blocks == inf:
+            self.blocks = max(blocks, _LEAST_RETENTION)
+
+    def emptied(self) -> None:
+        """The engine has restarted: nothing that it was sent before is there."""
+        self._emptied = self.clock
+        self._empty_replies.clear()
+
+    def sent(self, path: Sequence[tuple[int, float]], predicted: int, new: int, now: float) -> float:
         """Let the clock go on by a prompt of which `predicted` blocks are cached and `new` ones are not.
 
         Returns its new reading. A block that is found in the cache moves to the front as well, past all that were
@@ -52,6 +103,8 @@ class Retention:
             passed += run * min((self.clock - reading) / self.blocks, 1.0)
             start = depth
         self.clock += new + max(passed, 0.0)
+        if self.blocks == inf and now - self._marks[-1][0] >= TIME_TO_LIVE / _MARKS:
+            self._marks.append((now, self.clock))
         return self.clock
 
     def correct(self, blocks: float) -> None:
@@ -67,6 +120,32 @@ class Retention:
         `dispatched` is the reading before this prompt. Prefixes younger than the `waiting` blocks were still being
         computed then: that they were missing says nothing.
         """
+        self._reported = True
+        reply = _Reply(path, dispatched, predicted, delivered, waiting)
+        if predicted >= _TELLING_BLOCKS and delivered < 1:
+            age = dispatched - path[0][1]
+            if waiting < age < self.blocks * _YOUNG:
+                self._suspect(reply)
+                return
+        if delivered >= 1:
+            # So it was not flushed, and those before it were missing for the common reason.
+            for earlier in self._empty_replies:
+                self._fit(earlier)
+            self._empty_replies.clear()
+        self._fit(reply)
+
+    def _suspect(self, reply: _Reply) -> None:
+        self._empty_replies.append(reply)
+        if len(self._empty_replies) < _FLUSHED:
+            return
+        first = self._empty_replies[0]
+        self._empty_replies.clear()
+        self._emptied = max(self._emptied, first.dispatched)
+        if self.blocks < inf:
+            self._fit(first)  # should it be the retention after all that is wrong by far, it still gets there
+
+    def _fit(self, reply: _Reply) -> None:
+        path, dispatched, predicted, delivered, waiting = reply
         if delivered < predicted - _TOLERANCE:
             age = next((dispatched - reading for depth, reading in path if depth > delivered + _TOLERANCE), inf)
             if waiting < age < self.blocks:
@@ -90,6 +169,15 @@ class TokenRatio:
 
     def of(self, model: str) -> float:
         return self._ratios.get(model, 1 / BYTES_PER_TOKEN)
+
+    @property
+    def known(self) -> dict[str, float]:
+        return self._ratios.copy()
+
+    def adopt(self, model: str, ratio: float) -> None:
+        """Begin with what another router knows."""
+        if ratio > 0 and len(self._ratios) < _MAX_MODELS:
+            self._ratios.setdefault(model, ratio)
 
     def learn(self, model: str, key_bytes: int, tokens: int) -> None:
         if not key_bytes or not tokens:

@@ -2,11 +2,30 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 _CREDENTIALS = re.compile(r"^(\w+://|)[^/]*@")
 _URL_CHARACTERS = re.compile(r"[!-\[\]-~]+")
 """ASCII without spaces, control characters and backslashes."""
+
+
+Address = tuple[str, int]
+"""Host and port."""
+
+
+@dataclass(frozen=True, slots=True)
+class GossipConfig:
+    """How this router talks with its replicas."""
+
+    host: str
+    """To listen on."""
+    port: int
+    """0 takes a free one."""
+    peers: tuple[Address, ...]
+    dns: Address | None
+    """A name that stands for all of them, instead of `peers`."""
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +44,9 @@ class RouterConfig:
     usage_injection: bool
     """Whether usage is asked for on behalf of clients that stream and did not ask."""
     log_level: str
+    gossip: GossipConfig | None = None
+    """None for a router that has no replicas."""
+    state_file: Path | None = None
 
 
 def normalize_worker_urls(urls: list[str]) -> tuple[str, ...]:
@@ -61,6 +83,18 @@ def _normalize(given: str) -> str:
     default = {"http": 80, "https": 443}[parts.scheme]
     netloc = bracketed(parts.hostname) + ("" if port in (None, default) else f":{port}")
     return f"{parts.scheme}://{netloc}{parts.path.rstrip('/')}"
+
+
+def parse_address(given: str) -> Address:
+    """`HOST:PORT` or `[IPV6]:PORT`. Raises ValueError."""
+    host, _, port = given.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"{given!r}: an IPv6 address goes into brackets, as [::1]:30001")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536 or not _URL_CHARACTERS.fullmatch(host):
+        raise ValueError(f"{given!r} is not HOST:PORT")
+    return host, int(port)
 
 
 def bracketed(host: str) -> str:

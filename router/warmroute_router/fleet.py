@@ -2,6 +2,7 @@
 
 from collections import Counter
 from enum import StrEnum
+from typing import NamedTuple
 
 from .calibration import Retention
 from .upstream import Pool
@@ -13,8 +14,18 @@ class State(StrEnum):
     UNHEALTHY = "unhealthy"
 
 
+class Load(NamedTuple):
+    """What one router has sent to one worker."""
+
+    in_flight: int
+    waiting_tokens: int
+
+
+NO_LOAD = Load(0, 0)
+
+
 class Worker:
-    """Load moves with requests only (`routing.Placement`), state with probes and failed connections only."""
+    """Load moves with requests (`routing.Placement`) and what peers tell, state with probes and connections."""
 
     def __init__(self, index: int, url: str) -> None:
         self.index = index
@@ -22,26 +33,48 @@ class Worker:
         self.pool = Pool(url)
         self.state = State.STARTING
         self.in_flight = 0
-        """Requests sent and not yet ended."""
+        """Requests sent and not yet ended, by this router and its peers."""
         self.waiting_tokens = 0
-        """Uncached prompt tokens sent and not yet answered by a first byte, as predicted when they were sent."""
+        """Uncached prompt tokens sent and not yet answered by a first byte, as predicted when they were sent; the
+        peers' too."""
+        self.peer_loads: dict[str, Load] = {}
+        """The peers' part of these two, by peer."""
         self.recent_new_tokens = 0.0
         """Uncached prompt tokens sent of late, in a unit that is the same for all workers."""
         self.retention = Retention()
+        self.started: float | None = None
+        """When its engine's process started, in seconds since the epoch, where it says so."""
         self.requests: Counter[int] = Counter()
         """Ended requests by status; 499 where the client left, 502 where the worker failed."""
         self.prompt_tokens = 0
-        """Of the replies that said how many of them came from the cache; so are the next three."""
+        """Of the replies that said how many of them came from the cache; so are the next four."""
         self.available_tokens = 0
         self.captured_tokens = 0
         self.delivered_tokens = 0
+        self.mispredicted_tokens = 0
+        """Captured by prediction and not delivered, or the other way."""
         self.unreported_requests = 0
         """Replies to understood prompts that said nothing of cached tokens: unknown, not zero."""
 
     @property
+    def own_load(self) -> Load:
+        peers = self.peer_loads.values()
+        return Load(
+            self.in_flight - sum(load.in_flight for load in peers),
+            self.waiting_tokens - sum(load.waiting_tokens for load in peers),
+        )
+
+    def set_peer_load(self, peer: str, load: Load) -> None:
+        before = self.peer_loads.pop(peer, NO_LOAD)
+        self.in_flight += load.in_flight - before.in_flight
+        self.waiting_tokens += load.waiting_tokens - before.waiting_tokens
+        if load != NO_LOAD:
+            self.peer_loads[peer] = load
+
+    @property
     def cache_fill(self) -> float:
         """0 to 1. As long as the size of its cache is not known, there is room in it."""
-        return max(min(self.retention.clock / self.retention.blocks, 1.0), 0.0)
+        return max(min(self.retention.filled / self.retention.blocks, 1.0), 0.0)
 
 
 class Fleet:

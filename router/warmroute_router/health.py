@@ -7,8 +7,9 @@ import random
 import httpx
 
 from .blocks import BLOCK_TOKENS
-from .capacity import kv_capacity
-from .fleet import Fleet, State, Worker
+from .engine import ask_engine
+from .fleet import State, Worker
+from .routing import Routing
 
 logger = logging.getLogger(__name__)
 
@@ -19,21 +20,23 @@ RETRY_INTERVAL = 1.0
 TIMEOUT = 5.0
 FAILURES = 3
 """Failed probes in a row that make a ready worker unhealthy. A refused connection is told by the proxy itself."""
+ASK_EVERY = 12
+"""Probes of a ready worker after which its engine is asked again, once a minute: it may have restarted in between."""
 FIRST_ROUND = 1.0
 """Seconds that the start waits for the first probes, so that the first request finds its worker."""
 
 
 class HealthProbes:
-    def __init__(self, fleet: Fleet, client: httpx.AsyncClient) -> None:
-        self._fleet = fleet
+    def __init__(self, routing: Routing, client: httpx.AsyncClient) -> None:
+        self._routing = routing
         self._client = client
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        first = [asyncio.Event() for _ in self._fleet.workers]
+        workers = self._routing.fleet.workers
+        first = [asyncio.Event() for _ in workers]
         self._tasks = [
-            asyncio.create_task(self._watch(worker, probed))
-            for worker, probed in zip(self._fleet.workers, first, strict=True)
+            asyncio.create_task(self._watch(worker, probed)) for worker, probed in zip(workers, first, strict=True)
         ]
         waits = [asyncio.create_task(probed.wait()) for probed in first]
         _, late = await asyncio.wait(waits, timeout=FIRST_ROUND)
@@ -46,14 +49,17 @@ class HealthProbes:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _watch(self, worker: Worker, probed: asyncio.Event) -> None:
-        failures = 0
+        failures, unasked = 0, 0
         while True:
             alive = await self._probe(worker)
+            unasked += 1
+            if alive and (failures or worker.state is not State.READY or unasked >= ASK_EVERY):
+                await self._ask(worker)
+                unasked = 0
             failures = 0 if alive else failures + 1
             if alive and worker.state is not State.READY:
                 logger.info("worker %s is ready (was %s)", worker.url, worker.state)
                 worker.state = State.READY
-                await self._ask_capacity(worker)
             elif failures >= FAILURES and worker.state is State.READY:
                 logger.warning("worker %s is unhealthy: %d probes failed", worker.url, failures)
                 worker.state = State.UNHEALTHY
@@ -62,10 +68,15 @@ class HealthProbes:
             # Jitter, so that many routers do not probe one worker in step.
             await asyncio.sleep(interval * random.uniform(0.8, 1.2))
 
-    async def _ask_capacity(self, worker: Worker) -> None:
-        tokens = await kv_capacity(self._client, worker.url)
-        if tokens is not None:
-            worker.retention.start_at(tokens / BLOCK_TOKENS)
+    async def _ask(self, worker: Worker) -> None:
+        capacity, started = await ask_engine(self._client, worker.url)
+        if started is not None:
+            if worker.started not in (None, started):
+                logger.info("worker %s has restarted: its cache is empty", worker.url)
+                self._routing.forget(worker)
+            worker.started = started
+        if capacity is not None:
+            worker.retention.start_at(capacity / BLOCK_TOKENS)
 
     async def _probe(self, worker: Worker) -> bool:
         """Whatever answers without a server error is up: not every engine has a `/health`."""

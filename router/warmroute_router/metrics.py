@@ -1,6 +1,7 @@
 """Prometheus metrics, read off the live objects when they are scraped: the hot path only adds to plain integers."""
 
 from collections.abc import Iterable
+from math import inf
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
@@ -8,8 +9,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from . import __version__
+from .blocks import BLOCK_TOKENS
 from .fleet import State, Worker
 from .proxy import Proxy
+from .replicas.peers import Peers
 from .routing import Routing
 
 
@@ -23,17 +26,10 @@ class _PerWorker(NamedTuple):
 
 
 _PER_WORKER = (
-    _PerWorker(GaugeMetricFamily, "in_flight_requests", "Requests sent and not yet ended.", "in_flight"),
-    _PerWorker(
-        GaugeMetricFamily,
-        "waiting_tokens",
-        "Uncached prompt tokens sent and not yet answered by a first byte.",
-        "waiting_tokens",
-    ),
     _PerWorker(
         CounterMetricFamily,
         "prompt_tokens",
-        "Prompt tokens of the replies that reported cached tokens: the denominator of the next three.",
+        "Prompt tokens of the replies that reported cached tokens: the denominator of the next four.",
         "prompt_tokens",
     ),
     _PerWorker(
@@ -56,6 +52,12 @@ _PER_WORKER = (
     ),
     _PerWorker(
         CounterMetricFamily,
+        "mispredicted_tokens",
+        "Prompt tokens that were predicted in the chosen worker's cache and were not, or the other way.",
+        "mispredicted_tokens",
+    ),
+    _PerWorker(
+        CounterMetricFamily,
         "unreported_requests",
         "Replies that said nothing of cached tokens: their hit rate is unknown, not zero.",
         "unreported_requests",
@@ -64,9 +66,10 @@ _PER_WORKER = (
 
 
 class RouterCollector(Collector):
-    def __init__(self, routing: Routing, proxy: Proxy) -> None:
+    def __init__(self, routing: Routing, proxy: Proxy, peers: Peers | None) -> None:
         self._routing = routing
         self._proxy = proxy
+        self._peers = peers
 
     def collect(self) -> Iterable[Metric]:
         workers = self._routing.fleet.workers
@@ -78,6 +81,7 @@ class RouterCollector(Collector):
             for worker in workers:
                 family.add_metric([worker.url], getattr(worker, metric.attribute))
             yield family
+        yield from self._loads(workers)
         yield from self._states(workers)
         yield _counted("worker_requests", "Ended requests.", ["worker", "code"], _by_worker_and_code(workers))
         refused = [([str(code)], count) for code, count in self._proxy.refused.copy().items()]
@@ -85,6 +89,49 @@ class RouterCollector(Collector):
         decisions = [([reason], count) for reason, count in self._routing.decisions.copy().items()]
         yield _counted("decisions", "Choices of a worker, by the policy's reason.", ["reason"], decisions)
         yield from self._tree(workers)
+        yield from self._calibration(workers)
+        if self._peers is not None:
+            yield from self._replicas(self._peers)
+
+    def _loads(self, workers: list[Worker]) -> Iterable[Metric]:
+        """Of this router alone, so that a sum over replicas counts nothing twice."""
+        in_flight = GaugeMetricFamily(
+            "warmroute_in_flight_requests", "Requests sent and not yet ended.", labels=["worker"]
+        )
+        waiting = GaugeMetricFamily(
+            "warmroute_waiting_tokens",
+            "Uncached prompt tokens sent and not yet answered by a first byte.",
+            labels=["worker"],
+        )
+        for worker in workers:
+            load = worker.own_load
+            in_flight.add_metric([worker.url], load.in_flight)
+            waiting.add_metric([worker.url], load.waiting_tokens)
+        yield from (in_flight, waiting)
+
+    def _calibration(self, workers: list[Worker]) -> Iterable[Metric]:
+        """A worker of which nothing is known has no series."""
+        retention = GaugeMetricFamily(
+            "warmroute_retention_tokens",
+            "Prompt tokens that may come in before an unused prefix is predicted to be evicted.",
+            labels=["worker"],
+        )
+        for worker in workers:
+            if worker.retention.blocks < inf:
+                retention.add_metric([worker.url], worker.retention.blocks * BLOCK_TOKENS)
+        yield retention
+
+    def _replicas(self, peers: Peers) -> Iterable[Metric]:
+        yield GaugeMetricFamily("warmroute_peers", "Other routers that are told of decisions.", peers.connected)
+        yield CounterMetricFamily(
+            "warmroute_followed_decisions", "Decisions of other routers that were taken over.", peers.gossip.followed
+        )
+        yield CounterMetricFamily(
+            "warmroute_untold_decisions", "Decisions that no batch had room for.", peers.gossip.untold
+        )
+        yield CounterMetricFamily(
+            "warmroute_missed_batches", "Batches that another router was too slow for.", peers.missed
+        )
 
     def _states(self, workers: list[Worker]) -> Iterable[Metric]:
         up = GaugeMetricFamily("warmroute_worker_up", "1 where the worker is ready.", labels=["worker"])
@@ -124,7 +171,7 @@ def _counted(
     return family
 
 
-def build_registry(routing: Routing, proxy: Proxy) -> CollectorRegistry:
+def build_registry(routing: Routing, proxy: Proxy, peers: Peers | None = None) -> CollectorRegistry:
     registry = CollectorRegistry()
-    registry.register(RouterCollector(routing, proxy))
+    registry.register(RouterCollector(routing, proxy, peers))
     return registry

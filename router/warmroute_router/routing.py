@@ -1,7 +1,9 @@
 """From a request to a worker: prompt, blocks, tree, policy; and the account of what came of it."""
 
+import time
+from array import array
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
@@ -11,7 +13,7 @@ from .calibration import TokenRatio
 from .fleet import Fleet, State, Worker
 from .policies import FleetView, Policy
 from .prompt import Prompt
-from .tree import PrefixTree
+from .tree import Path, PrefixTree
 from .usage import Usage
 
 _NO_HASHES = hash_blocks(b"").hashes
@@ -85,6 +87,7 @@ class Placement:
         worker.available_tokens += round(self.available * scale)
         worker.captured_tokens += round(self.captured * scale)
         worker.delivered_tokens += usage.cached_tokens
+        worker.mispredicted_tokens += abs(round(self.captured * scale) - usage.cached_tokens)
         if usage.prompt_tokens:
             self._learn(usage.cached_tokens / usage.prompt_tokens)
 
@@ -105,14 +108,25 @@ class _Before(NamedTuple):
 
 
 class Routing:
-    def __init__(self, fleet: Fleet, tree: PrefixTree, policy_name: str, policy: Policy) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        tree: PrefixTree,
+        policy_name: str,
+        policy: Policy,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`now`: seconds, from anywhere."""
         self.fleet = fleet
         self.tree = tree
         self.policy_name = policy_name
         self.token_ratio = TokenRatio()
         self.decisions: Counter[str] = Counter()
         """By the policy's reason."""
+        self.placed: Callable[[Placement], None] | None = None
+        """Told of each placement."""
         self._policy = policy
+        self._now = now
         self._mean_new_tokens = 0.0
         self._recent_unit = 1.0
         self._unread = 0
@@ -141,35 +155,61 @@ class Routing:
         workers = [worker for worker in self.fleet.ready() if worker not in without]
         if not workers:
             return None
-        horizons = {worker.index: worker.retention.horizon for worker in workers}
-        cached = self.tree.match(prompt.hashes, horizons)
+        now = self._now()
+        path = self.tree.find(prompt.hashes)
+        cached = path.cached({worker.index: worker.retention.horizon(now) for worker in workers})
         view = FleetView(workers, cached, self._mean_new_tokens)
         worker, reason = self._policy.choose(prompt, view)
         self.decisions[reason if prompt.tokens else "no_prompt"] += 1
         best = max((cached.get(candidate.index, 0) for candidate in workers), default=0)
         predicted = cached.get(worker.index, 0)
-        path = self.tree.path(prompt.hashes, worker.index)
-        placement = Placement(worker, prompt, best=best, predicted=predicted, path=path)
+        readings = path.readings(worker.index)
+        placement = Placement(worker, prompt, best=best, predicted=predicted, path=readings)
         if prompt.hashes:
-            reading = worker.retention.sent(path, predicted, len(prompt.hashes) - predicted)
-            self.tree.insert(prompt.hashes, worker.index, reading)
-            self._note_new_tokens(placement)
+            self._note(worker, path, readings, predicted, prompt.tokens - placement.captured, now)
+            if self.placed is not None:
+                self.placed(placement)
         return placement
 
-    def _note_new_tokens(self, placement: Placement) -> None:
-        new_tokens = placement.prompt.tokens - placement.captured
+    def follow(self, worker: Worker, hashes: "array[int]", tokens: int) -> None:
+        """Another router has sent this prompt there. As if this one had, but for the load, which it tells itself."""
+        if not hashes:
+            return
+        now = self._now()
+        path = self.tree.find(hashes)
+        predicted = path.cached({worker.index: worker.retention.horizon(now)}).get(worker.index, 0)
+        new_tokens = round(tokens * (1 - predicted / len(hashes)))
+        self._note(worker, path, path.readings(worker.index), predicted, new_tokens, now)
+
+    def _note(
+        self,
+        worker: Worker,
+        path: Path,
+        readings: list[tuple[int, float]],
+        predicted: int,
+        new_tokens: int,
+        now: float,
+    ) -> None:
+        """The prompt of `path` is on its way to `worker`, where `predicted` of its blocks are cached."""
+        reading = worker.retention.sent(readings, predicted, len(path.hashes) - predicted, now)
+        self.tree.insert(path, worker.index, reading)
         weight = _MEAN_WEIGHT if self._mean_new_tokens else 1.0
         self._mean_new_tokens += weight * (new_tokens - self._mean_new_tokens)
         # All that came before shall weigh less by `_RECENT_DECAY`: the same as letting the new one weigh more.
         self._recent_unit /= _RECENT_DECAY
-        placement.worker.recent_new_tokens += new_tokens * self._recent_unit
+        worker.recent_new_tokens += new_tokens * self._recent_unit
         if self._recent_unit > _LARGE:
-            for worker in self.fleet.workers:
-                worker.recent_new_tokens /= self._recent_unit
+            for each in self.fleet.workers:
+                each.recent_new_tokens /= self._recent_unit
             self._recent_unit = 1.0
 
     def unreachable(self, worker: Worker, *, gone: bool) -> None:
         """No connection to a worker. Where its process is `gone`, so is what it had cached."""
         worker.state = State.UNHEALTHY
         if gone:
-            self.tree.forget(worker.index)
+            self.forget(worker)
+
+    def forget(self, worker: Worker) -> None:
+        """Its cache is empty."""
+        self.tree.forget(worker.index)
+        worker.retention.emptied()

@@ -4,7 +4,6 @@ import logging
 import signal
 import socket
 import sys
-from argparse import ArgumentTypeError
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -14,12 +13,10 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from . import __version__
 from .app import RouterApp
-from .cli import OneLineParser
-from .config import RouterConfig, bracketed, normalize_worker_urls
+from .config import RouterConfig, bracketed
+from .flags import parse_config
 from .metrics import build_registry
-from .policies import POLICIES
 
-LOG_LEVELS = ("debug", "info", "warning", "error")
 KEEP_ALIVE = 75
 """Seconds that a client's idle connection stays open: longer than the idle timeout of clients and load balancers."""
 BACKLOG = 2048
@@ -46,47 +43,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(config: RouterConfig) -> int:
-    app = RouterApp(config)
     listener = _listen(config.host, config.port)
-    with _metrics_server(config, build_registry(app.routing, app.proxy)) as metrics_port:
-        announcement = _announcement(config, listener.getsockname()[1], metrics_port)
+    gossip_listener = None if config.gossip is None else _listen(config.gossip.host, config.gossip.port)
+    app = RouterApp(config, gossip_listener)
+    with _metrics_server(config, build_registry(app.routing, app.proxy, app.peers)) as metrics_port:
+        gossip_port = gossip_listener.getsockname()[1] if gossip_listener is not None else None
+        announcement = _announcement(config, listener.getsockname()[1], metrics_port, gossip_port)
         uvloop.run(_Server(server_config(app), announcement).serve(sockets=[listener]))
     return 0
-
-
-def parse_config(argv: Sequence[str] | None) -> RouterConfig:
-    """Exits with 2, and one line, on a flag that cannot be."""
-    parser = OneLineParser(prog="warmroute serve", description=main.__doc__)
-    parser.add_argument("--version", action="version", version=f"warmroute {__version__}")
-    parser.add_argument("--worker-urls", nargs="+", required=True, metavar="URL", help="the inference workers")
-    parser.add_argument("--policy", choices=sorted(POLICIES), default="cache_aware", help="default: %(default)s")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=_port, default=30000, help="0 takes a free one (default: %(default)s)")
-    parser.add_argument("--prometheus-host", default="127.0.0.1", help="of /metrics (default: %(default)s)")
-    parser.add_argument("--prometheus-port", type=_port, default=29000, help="of /metrics (default: %(default)s)")
-    parser.add_argument(
-        "--max-payload-size",
-        type=_size,
-        default=512 * 1024 * 1024,
-        metavar="BYTES",
-        help="largest request body (default: 512 MiB)",
-    )
-    parser.add_argument("--api-key", help="ask every client for `Authorization: Bearer KEY` (default: no key)")
-    parser.add_argument(
-        "--no-usage-injection",
-        dest="usage_injection",
-        action="store_false",
-        help="do not ask engines for the usage of streams whose client did not (the client never sees it)",
-    )
-    parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="default: %(default)s")
-    args = parser.parse_args(argv)
-    if args.api_key == "":
-        parser.error("argument --api-key: the key is empty")
-    try:
-        args.worker_urls = normalize_worker_urls(args.worker_urls)
-    except ValueError as error:
-        parser.error(f"argument --worker-urls: {error}")
-    return RouterConfig(**vars(args))
 
 
 def server_config(app: RouterApp) -> uvicorn.Config:
@@ -152,21 +116,10 @@ def _naming(host: str, port: int) -> Iterator[None]:
         raise OSError(f"cannot listen on {bracketed(host)}:{port}: {error.strerror}") from error
 
 
-def _announcement(config: RouterConfig, port: int, metrics_port: int) -> str:
+def _announcement(config: RouterConfig, port: int, metrics_port: int, gossip_port: int | None) -> str:
+    gossip = "" if config.gossip is None else f"; gossip on {bracketed(config.gossip.host)}:{gossip_port}"
     return (
         f"warmroute {__version__}: http://{bracketed(config.host)}:{port}, policy {config.policy}, "
         f"{len(config.worker_urls)} workers; "
-        f"metrics on http://{bracketed(config.prometheus_host)}:{metrics_port}/metrics"
+        f"metrics on http://{bracketed(config.prometheus_host)}:{metrics_port}/metrics{gossip}"
     )
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise ArgumentTypeError(f"{text!r} is not a port (0 to 65535)")
-    return int(text)
-
-
-def _size(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise ArgumentTypeError(f"{text!r} is not a number of bytes")
-    return int(text)

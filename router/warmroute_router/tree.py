@@ -3,117 +3,132 @@
 A radix tree over the block hashes of `blocks.py`. Since a hash names its whole prefix, a run of blocks without a
 branch is one node with its hashes in one array, two runs are compared by binary search, and no text is kept.
 All workers share the tree: each node knows which of them were sent it, and when. A worker that holds a node
-holds every node above it.
+holds every node above it. A node whose only child says the same of the same workers is merged with it.
+
+All nodes are also in a ring in the order of their last use, which the root closes. Whoever uses a node uses those
+above it and puts them on its newer side, so the oldest node is always a leaf: the next one to evict.
 """
 
-import heapq
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from math import inf
+from collections.abc import Iterable, Iterator, Mapping
+from math import inf, isfinite
+from typing import NamedTuple
 
 MAX_TREE_BLOCKS = 1_000_000
 """256 MB of prompts, about 64 million tokens."""
+MAX_TREE_ENTRIES = MAX_TREE_BLOCKS // 4
+"""90 MB at worst: a node with one worker is two entries and about 700 bytes."""
 
 _NO_HORIZONS: Mapping[int, float] = {}
+_NO_HORIZON = -inf
 
 
 class _Node:
-    __slots__ = ("children", "hashes", "parent", "queued", "seen", "used")
+    __slots__ = ("children", "hashes", "newer", "older", "parent", "seen", "used")
 
     def __init__(self, hashes: "array[int]", parent: "_Node | None", used: int) -> None:
         self.hashes = hashes
         self.parent = parent
+        """None for the root and for what is no longer in the tree."""
         self.children: dict[int, _Node] = {}
         """By the child's first hash."""
         self.seen: dict[int, float] = {}
         """For each worker, the reading of its own clock when it was last sent this node."""
         self.used = used
-        """The tick of the last touch by any worker."""
-        self.queued = False
-        """Whether the eviction queue has an entry for this node."""
+        """The tick of the last use by any worker."""
+        self.newer = self.older = self
+        """Neighbours in the ring."""
+
+    def link(self, newer: "_Node") -> None:
+        """Into the ring, next to `newer` on its older side."""
+        self.newer, self.older = newer, newer.older
+        newer.older.newer = self
+        newer.older = self
+
+    def unlink(self) -> None:
+        self.newer.older = self.older
+        self.older.newer = self.newer
+
+    def move(self, newer: "_Node") -> None:
+        if newer.older is not self:
+            self.unlink()
+            self.link(newer)
 
 
-class PrefixTree:
-    """Block hashes per worker, at most `max_blocks` in all; the least recently used leaves go first.
+_Steps = list[tuple[_Node, int]]
+"""The nodes that a prompt runs through, each with the number of its blocks matched at the node's end."""
 
-    Workers are small integers. `match` and `insert` are linear in the number of *nodes* on the path.
-    """
 
-    def __init__(self, max_blocks: int) -> None:
-        self._max_blocks = max_blocks
-        self._root = _Node(array("Q"), None, 0)
-        self._tick = 0
-        self._queue: list[tuple[int, int, _Node]] = []
-        self._queued = 0
-        self.blocks = 0
-        self.evicted = 0
-        """Blocks evicted since the start."""
-        self.held: Counter[int] = Counter()
-        """Blocks per worker, for each worker that holds any."""
+class Path:
+    """What the tree held of a prompt when `PrefixTree.find` looked. Ask it before the tree changes."""
 
-    def match(self, hashes: Sequence[int], horizons: Mapping[int, float] = _NO_HORIZONS) -> dict[int, int]:
+    __slots__ = ("_steps", "_tick", "hashes")
+
+    def __init__(self, hashes: "array[int]", steps: _Steps, tick: int) -> None:
+        self.hashes = hashes
+        self._steps = steps
+        self._tick = tick
+
+    def cached(self, horizons: Mapping[int, float] = _NO_HORIZONS) -> dict[int, int]:
         """How many leading blocks each worker holds; a worker that holds none is left out.
 
         What was last sent to a worker at or before its horizon, a reading of its clock, does not count any more.
         """
         depths: dict[int, int] = {}
-        # From the deepest node up: what holds this one holds all above it, so the first depth seen counts.
-        for node, depth in reversed(self._walk(hashes)):
-            for worker, reading in node.seen.items():
-                if worker not in depths and reading > horizons.get(worker, -inf):
-                    depths[worker] = depth
-            if len(depths) == len(self.held):
-                break
+        horizon = horizons.get
+        # From the deepest node up: who holds this one holds all above it, so the first depth seen counts.
+        for node, depth in reversed(self._steps):
+            if len(depths) < len(node.seen):
+                for worker, reading in node.seen.items():
+                    if worker not in depths and reading > horizon(worker, _NO_HORIZON):
+                        depths[worker] = depth
         return depths
 
-    def path(self, hashes: Sequence[int], worker: int) -> list[tuple[int, float]]:
+    def readings(self, worker: int) -> list[tuple[int, float]]:
         """What `worker` was sent of this prompt, from the root down: up to which depth, at which of its readings."""
-        return [(depth, node.seen[worker]) for node, depth in self._walk(hashes) if worker in node.seen]
+        return [(depth, node.seen[worker]) for node, depth in self._steps if worker in node.seen]
 
-    def insert(self, hashes: "array[int]", worker: int, reading: float = 0.0) -> None:
-        """Note that `worker` was sent this prompt at this `reading` of its clock, and evict what is then too much."""
-        self._tick += 1
-        path = self._walk(hashes)
-        node, depth = path[-1] if path else (self._root, 0)
-        if path:
-            start = path[-2][1] if len(path) > 1 else 0
-            if depth - start < len(node.hashes):
-                node = self._split(node, depth - start)
-                path[-1] = (node, depth)
-        if depth < len(hashes):
-            leaf = _Node(hashes[depth:], node, self._tick)
-            node.children[hashes[depth]] = leaf
-            self.blocks += len(leaf.hashes)
-            self._enqueue(leaf)
-            path.append((leaf, len(hashes)))
-        for node, _ in path:
-            if worker not in node.seen:
-                self.held[worker] += len(node.hashes)
-            node.seen[worker] = reading
-            node.used = self._tick
-        while self.blocks > self._max_blocks:
-            self._evict_oldest_leaf(self.blocks - self._max_blocks)
 
-    def forget(self, worker: int) -> None:
-        """Take back all that `worker` was sent, in time linear in what it held."""
-        stack = [self._root]
-        while stack:
-            node = stack.pop()
-            for child in list(node.children.values()):
-                if child.seen.pop(worker, None) is None:
-                    continue
-                stack.append(child)
-                if not child.seen:
-                    self._detach(child)
-        del self.held[worker]
+class Record(NamedTuple):
+    """One node, to be sent elsewhere.
 
-    def _walk(self, hashes: Sequence[int]) -> list[tuple[_Node, int]]:
-        """The nodes that `hashes` runs through, each with the number of blocks matched at its end.
+    parent: the last hash of the node above it, 0 at the root.
+    hashes: uint64, its own blocks.
+    seen: for each worker, the reading of its clock when it was last sent this node.
+    used: when any worker was last sent it, in requests of the tree that it comes from.
+    """
 
-        Only the last of them may be matched in part.
-        """
-        path: list[tuple[_Node, int]] = []
+    parent: int
+    hashes: "array[int]"
+    seen: dict[int, float]
+    used: int
+
+
+class PrefixTree:
+    """Block hashes per worker; the least recently used leaves go first.
+
+    Bounded twice: by `max_blocks` in all, and by `max_entries`, one for each node and one for each worker that a
+    node knows, since many short prompts make far more nodes of as many blocks.
+    Workers are small integers. `find` and `insert` are linear in the number of *nodes* on the path.
+    """
+
+    def __init__(self, max_blocks: int, max_entries: int = MAX_TREE_ENTRIES) -> None:
+        self._max_blocks = max_blocks
+        self._max_entries = max_entries
+        self._root = _Node(array("Q"), None, 0)
+        self._tick = 0
+        """Moves with every change."""
+        self.blocks = 0
+        self.nodes = 0
+        self.entries = 0
+        self.evicted = 0
+        """Blocks evicted since the start."""
+        self.held: Counter[int] = Counter()
+        """Blocks per worker, for each worker that holds any."""
+
+    def find(self, hashes: "array[int]") -> Path:
+        steps: _Steps = []
         node, depth = self._root, 0
         while depth < len(hashes):
             child = node.children.get(hashes[depth])
@@ -121,65 +136,230 @@ class PrefixTree:
                 break
             matched = _common_prefix(child.hashes, hashes, depth)
             depth += matched
-            path.append((child, depth))
+            steps.append((child, depth))
             if matched < len(child.hashes):
                 break
             node = child
-        return path
+        return Path(hashes, steps, self._tick)
 
-    def _split(self, node: _Node, length: int) -> _Node:
-        """Cut a node in two after `length` blocks; returns the upper one."""
-        assert node.parent is not None, "the root is never split"
-        upper = _Node(node.hashes[:length], node.parent, node.used)
-        upper.seen = node.seen.copy()
-        node.parent.children[node.hashes[0]] = upper
-        node.hashes = node.hashes[length:]
-        node.parent = upper
-        upper.children[node.hashes[0]] = node
-        return upper
+    def insert(self, path: Path, worker: int, reading: float = 0.0) -> None:
+        """Note that `worker` was sent this prompt at this `reading` of its clock, and evict what is then too much.
 
-    def _detach(self, node: _Node) -> None:
-        parent = node.parent
-        assert parent is not None, "the root stays"
-        del parent.children[node.hashes[0]]
-        node.parent = None
-        self.blocks -= len(node.hashes)
-        if not parent.children and parent.parent is not None:
-            self._enqueue(parent)
-
-    def _enqueue(self, leaf: _Node) -> None:
-        if not leaf.queued:
-            leaf.queued = True
-            self._queued += 1
-            heapq.heappush(self._queue, (leaf.used, self._queued, leaf))
-
-    def _evict_oldest_leaf(self, excess: int) -> None:
-        """Cut up to `excess` blocks off the end of the leaf that was touched longest ago.
-
-        Touching a leaf does not move it in the queue: its entry is checked, and put right, when it comes up.
+        Where the tree has changed since `path` was found, it is found again.
         """
-        used, _, leaf = heapq.heappop(self._queue)
-        leaf.queued = False
-        if leaf.parent is None or leaf.children:
+        steps = self._complete(path if path._tick == self._tick else self.find(path.hashes))
+        self._tick += 1
+        newer = self._root
+        for node, _ in steps:
+            if worker not in node.seen:
+                self.held[worker] += len(node.hashes)
+                self.entries += 1
+            node.seen[worker] = reading
+            node.used = self._tick
+            node.move(newer)
+            newer = node
+        self._tidy(steps)
+
+    def forget(self, worker: int) -> None:
+        """Take back all that `worker` was sent, in time linear in the nodes it held and their direct children."""
+        self._tick += 1
+        nodes = [self._root]
+        for node in nodes:  # grows as it goes: those above first
+            nodes += [child for child in node.children.values() if worker in child.seen]
+        for node in reversed(nodes[1:]):
+            del node.seen[worker]
+            self.entries -= 1
+            if node.seen:
+                self._merge(node)
+            else:  # and so had those below it, which are gone
+                self._detach(node)
+        del self.held[worker]
+
+    def records(self) -> Iterator[Record]:
+        """Every node, most recently used first and so each after its parent.
+
+        The tree may change between two steps; a few of the nodes that do may then be missing or come twice.
+        """
+        nodes: list[_Node] = []
+        node = self._root.older
+        while node is not self._root:
+            nodes.append(node)
+            node = node.older
+        done = {self._root}
+        for node in nodes:
+            branch: list[_Node] = []
+            while node.parent is not None and node not in done:  # a split has put new ones above it
+                branch.append(node)
+                node = node.parent
+            for each in reversed(branch):
+                if each.parent is not None:
+                    done.add(each)
+                    parent = each.parent.hashes[-1] if each.parent.hashes else 0
+                    yield Record(parent, each.hashes[:], each.seen.copy(), each.used)
+
+    def restore(self, records: Iterable[Record]) -> None:
+        """Graft the records of another tree, or of an earlier one, into this one; see `Restoration`."""
+        restoration = Restoration(self)
+        for record in records:
+            restoration.add(record)
+
+    def _graft(
+        self, hashes: "array[int]", start: int, seen: Mapping[int, float], used: int, newer: "_Node | None"
+    ) -> "_Node":
+        """Note that these workers were sent the blocks from `start` on at these readings, unless they were later.
+
+        Returns a place in the ring: the `newer` of the next call, if its `used` is not greater.
+        """
+        path = self.find(hashes)
+        self._split(path._steps, start)
+        steps = self._complete(path)
+        self._tick += 1
+        newer = newer or self._root
+        while newer.parent is None and newer is not self._root:  # it has left the tree
+            newer = newer.newer
+        while newer.older.used >= used and newer.older is not self._root:
+            newer = newer.older
+        for node, depth in steps:
+            for worker, reading in seen.items():
+                if worker not in node.seen:
+                    self.held[worker] += len(node.hashes)
+                    self.entries += 1
+                    node.seen[worker] = reading
+                elif depth > start:
+                    node.seen[worker] = max(node.seen[worker], reading)
+            if node.used < used or node.newer is node:
+                node.used = used
+                node.move(newer)
+                newer = node
+        self._tidy(steps)
+        return newer
+
+    def _complete(self, path: Path) -> _Steps:
+        """Add what the tree lacks of a prompt, so far without a worker and outside the ring."""
+        steps, hashes = path._steps, path.hashes
+        depth = steps[-1][1] if steps else 0
+        self._split(steps, depth)
+        if depth < len(hashes):
+            parent = steps[-1][0] if steps else self._root
+            leaf = _Node(hashes[depth:], parent, self._tick)
+            parent.children[hashes[depth]] = leaf
+            self.blocks += len(leaf.hashes)
+            self.nodes += 1
+            self.entries += 1
+            steps.append((leaf, len(hashes)))
+        return steps
+
+    def _split(self, steps: _Steps, depth: int) -> None:
+        """Have a node end at `depth`: cut in two the one that goes on beyond it."""
+        start = 0
+        for index, (lower, end) in enumerate(steps):
+            if start < depth < start + len(lower.hashes):
+                assert lower.parent is not None
+                upper = _Node(lower.hashes[: depth - start], lower.parent, lower.used)
+                upper.seen = lower.seen.copy()
+                upper.link(lower.newer)
+                lower.parent.children[lower.hashes[0]] = upper
+                lower.hashes = lower.hashes[depth - start :]
+                lower.parent = upper
+                upper.children[lower.hashes[0]] = lower
+                self.nodes += 1
+                self.entries += 1 + len(upper.seen)
+                steps[index : index + 1] = [(upper, depth), (lower, end)] if end > depth else [(upper, depth)]
+                return
+            start = end
+
+    def _tidy(self, steps: _Steps) -> None:
+        for node, _ in reversed(steps):
+            self._merge(node)
+        while self.blocks > self._max_blocks or self.entries > self._max_entries:
+            self._evict()
+
+    def _merge(self, upper: _Node) -> None:
+        """Make one node of this one and its only child, if both say the same."""
+        if len(upper.children) != 1 or upper.parent is None:
             return
-        if leaf.used > used:
-            self._enqueue(leaf)
+        (lower,) = upper.children.values()
+        if lower.seen != upper.seen:
             return
-        cut = min(excess, len(leaf.hashes))
+        upper.parent.children[upper.hashes[0]] = lower
+        lower.parent, upper.parent = upper.parent, None
+        upper.hashes.extend(lower.hashes)
+        lower.hashes = upper.hashes
+        lower.used = upper.used
+        lower.move(upper)
+        upper.unlink()
+        self.nodes -= 1
+        self.entries -= 1 + len(upper.seen)
+
+    def _evict(self) -> None:
+        """Cut what is too much off the end of the leaf that was used longest ago."""
+        leaf = self._root.newer
+        cut = len(leaf.hashes)
+        if self.entries <= self._max_entries:
+            cut = min(cut, self.blocks - self._max_blocks)
         self.evicted += cut
         for worker in leaf.seen:
             self.held[worker] -= cut
             if not self.held[worker]:
                 del self.held[worker]
-        if cut == len(leaf.hashes):
-            self._detach(leaf)
+        if cut < len(leaf.hashes):
+            del leaf.hashes[-cut:]
+            self.blocks -= cut
             return
-        del leaf.hashes[-cut:]
-        self.blocks -= cut
-        self._enqueue(leaf)
+        parent = leaf.parent
+        assert parent is not None, "the ring has another node than the root as long as the tree has"
+        self._detach(leaf)
+        self._merge(parent)
+
+    def _detach(self, leaf: _Node) -> None:
+        assert leaf.parent is not None, "the root stays"
+        del leaf.parent.children[leaf.hashes[0]]
+        leaf.parent = None
+        leaf.unlink()
+        self.blocks -= len(leaf.hashes)
+        self.nodes -= 1
+        self.entries -= 1 + len(leaf.seen)
 
 
-def _common_prefix(edge: "array[int]", hashes: Sequence[int], start: int) -> int:
+class Restoration:
+    """Grafts records into a tree, which may hold other things and go on changing meanwhile.
+
+    A worker's reading is the later of both. The first record counts as used just now, the others as long before it
+    as they were; none as later than the one before, since they come newest first. What cannot be placed, because
+    its parent has not come before it, is skipped; no record can harm the tree.
+    """
+
+    def __init__(self, tree: PrefixTree) -> None:
+        self._tree = tree
+        self._known: dict[int, tuple[int, array[int]]] = {}
+        """By last hash, what came: the parent's last hash and the hashes."""
+        self._shift: int | None = None
+        self._used = tree._tick
+        self._newer: _Node | None = None
+
+    def add(self, record: Record) -> None:
+        parent, hashes, seen, used = record
+        seen = {worker: reading for worker, reading in seen.items() if isfinite(reading)}
+        if not hashes or not seen or (parent and parent not in self._known):
+            return
+        if self._shift is None:
+            self._shift = self._used - used
+        self._used = min(self._used, used + self._shift)
+        # The whole prefix, and not the parent's node: that may be split, merged or evicted by now.
+        parts = [hashes]
+        above = parent
+        while above:
+            above, part = self._known[above]
+            parts.append(part)
+        prefix = array("Q")
+        for part in reversed(parts):
+            prefix.extend(part)
+        # The first to come under its name stays, so nothing can become its own parent.
+        self._known.setdefault(hashes[-1], (parent, hashes))
+        self._newer = self._tree._graft(prefix, len(prefix) - len(hashes), seen, self._used, self._newer)
+
+
+def _common_prefix(edge: "array[int]", hashes: "array[int]", start: int) -> int:
     """How many leading hashes of `edge` equal `hashes[start:]`; the first one is known to."""
     low, high = 1, min(len(edge), len(hashes) - start)
     if edge[high - 1] == hashes[start + high - 1]:

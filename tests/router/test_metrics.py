@@ -56,6 +56,7 @@ COUNTERS = {
     "available_tokens": ["worker"],
     "captured_tokens": ["worker"],
     "delivered_tokens": ["worker"],
+    "mispredicted_tokens": ["worker"],
     "unreported_requests": ["worker"],
     "worker_requests": ["code", "worker"],
     "refused_requests": ["code"],
@@ -68,6 +69,7 @@ GAUGES = {
     "worker_up": ["worker"],
     "held_blocks": ["worker"],
     "tree_blocks": [],
+    "retention_tokens": ["worker"],
 }
 
 
@@ -81,6 +83,7 @@ async def test_every_metric_has_its_type_its_help_and_its_labels() -> None:
         for body in (b"{}", b"x" * 101):
             await client.post(router.url + "/v1/completions", content=body)
         await until(lambda: not router.app.fleet.workers[0].in_flight)
+        router.app.fleet.workers[0].retention.start_at(100)
         scrape = Scrape(build_registry(router.app.routing, router.app.proxy))
     labels: dict[str, list[str]] = {}
     for family in scrape.families.values():

@@ -52,7 +52,13 @@ def test_help_names_every_flag() -> None:
     assert (code, err) == (0, "")
     flags = set(re.findall(r"--[a-z-]+", out))
     assert flags == {
+        "--gossip-host",
+        "--gossip-key",
+        "--gossip-port",
         "--help",
+        "--peers",
+        "--peers-dns",
+        "--state-file",
         "--version",
         "--worker-urls",
         "--policy",
@@ -97,6 +103,17 @@ def test_without_workers_it_does_not_start(form: list[str]) -> None:
         (["--max-payload-size", "1MB"], "argument --max-payload-size: '1MB' is not a number of bytes"),
         (["--max-payload-size=-5"], "argument --max-payload-size: '-5' is not a number of bytes"),
         (["--api-key", ""], "argument --api-key: the key is empty"),
+        (["--peers", "a"], "argument --peers: 'a' is not HOST:PORT"),
+        (["--peers", "a:0"], "argument --peers: 'a:0' is not HOST:PORT"),
+        (["--peers", "::1:80"], "argument --peers: '::1:80': an IPv6 address goes into brackets, as [::1]:30001"),
+        (["--peers", "a:1", "--peers-dns", "b"], "argument --peers-dns: not allowed with argument --peers"),
+        (["--peers-dns", "a:http"], "argument --peers-dns: 'a:http' is not HOST:PORT"),
+        (
+            ["--peers", "a:1"],
+            "routers that talk share a secret: give --gossip-key, or set WARMROUTE_GOSSIP_KEY",
+        ),
+        (["--state-file", "/nowhere/at/all"], "argument --state-file: cannot be written: /nowhere/at/all"),
+        (["--state-file", "/tmp"], "argument --state-file: cannot be written: /tmp"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

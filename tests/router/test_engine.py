@@ -5,8 +5,9 @@ import pytest
 from support.peer import Peer, answering, response
 from support.router import running_router, until
 from support.worker import running_worker
-from warmroute_router.blocks import BLOCK_TOKENS
-from warmroute_router.capacity import read_capacity
+from warmroute_router import health
+from warmroute_router.blocks import BLOCK_TOKENS, hash_blocks
+from warmroute_router.engine import EngineReport, read_report
 
 pytestmark = pytest.mark.anyio
 
@@ -34,7 +35,7 @@ VLLM = (
     ids=["vllm", "two-ranks", "sglang", "two-spellings", "not-known-yet", "other", "empty"],
 )
 def test_the_engines_own_words_are_read(exposition: str, tokens: int | None) -> None:
-    assert read_capacity(exposition) == tokens
+    assert read_report(exposition) == EngineReport(tokens, None)
 
 
 async def test_a_worker_that_comes_up_is_asked_once_for_what_it_holds() -> None:
@@ -63,3 +64,26 @@ async def test_our_own_worker_is_understood(tmp_path: Path) -> None:
         retention = router.app.fleet.workers[0].retention
         await until(lambda: retention.blocks < inf)
         assert retention.blocks == 100
+
+
+async def test_since_when_it_runs_is_read_among_many_other_series() -> None:
+    others = "".join(f'other_metric{{number="{number}"}} {number}\n' for number in range(1000))
+    report = read_report(others + "process_start_time_seconds 1.764e+09\n" + VLLM + "broken{\n")
+    assert report == EngineReport(112_000, 1_764_000_000.0)
+
+
+async def test_a_worker_that_restarts_between_two_probes_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "INTERVAL", 0.02)
+    monkeypatch.setattr(health, "ASK_EVERY", 3)
+    peer = Peer(answering(response(b"{}")))
+    peer.metrics = b"process_start_time_seconds 1000\n"
+    async with peer.listening(), running_router(peer.url) as router:
+        worker = router.app.fleet.workers[0]
+        await until(lambda: worker.started == 1000)
+        placement = router.app.routing.place(hash_blocks(b"x" * 2560))
+        assert placement is not None
+        placement.release()
+        assert router.app.tree.held[0] == 10
+        peer.metrics = b"process_start_time_seconds 1001\n"
+        await until(lambda: router.app.tree.held[0] == 0)
+        assert worker.retention.filled == 0

@@ -1,0 +1,85 @@
+"""What a router tells its peers, and what it makes of what they tell. No sockets here: the simulator runs it too.
+
+Each decision is told whole, with all hashes of its prompt: a 32nd of the prompt's bytes, and a batch that is lost
+costs no more than itself. Loads are told as they are, not as changes, so nothing is left over when a peer goes away.
+"""
+
+from array import array
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ..fleet import NO_LOAD, Load
+from ..routing import Placement, Routing
+
+FLUSH_INTERVAL = 0.02
+"""Seconds between two batches."""
+MAX_UNTOLD_BLOCKS = 128 * 1024
+"""Of one batch, 1 MiB; decisions beyond are not told."""
+
+
+class Sent(NamedTuple):
+    """One decision."""
+
+    worker: str
+    """Its URL."""
+    hashes: "array[int]"
+    tokens: int
+
+
+class Batch(NamedTuple):
+    sent: list[Sent]
+    loads: Mapping[str, Load]
+    """What the router itself has on each worker; only of those where that has changed."""
+
+
+class Gossip:
+    def __init__(self, routing: Routing) -> None:
+        self._routing = routing
+        routing.placed = self._note
+        self._sent: list[Sent] = []
+        self._blocks = 0
+        self._told: dict[str, Load] = {}
+        self.untold = 0
+        """Decisions that no batch had room for."""
+        self.followed = 0
+        """Decisions of peers that were taken over."""
+
+    def _note(self, placement: Placement) -> None:
+        prompt = placement.prompt
+        if self._blocks + len(prompt.hashes) > MAX_UNTOLD_BLOCKS:
+            self.untold += 1
+            return
+        self._blocks += len(prompt.hashes)
+        self._sent.append(Sent(placement.worker.url, prompt.hashes, prompt.tokens))
+
+    def take(self) -> Batch | None:
+        """What has happened since the last time; None where nothing did."""
+        loads = {worker.url: worker.own_load for worker in self._routing.fleet.workers}
+        changed = {url: load for url, load in loads.items() if load != self._told.get(url, NO_LOAD)}
+        if not self._sent and not changed:
+            return None
+        self._told = loads
+        batch = Batch(self._sent, changed)
+        self._sent, self._blocks = [], 0
+        return batch
+
+    def standing(self) -> Batch:
+        """All loads as they were last told: for a peer that has just come, or that missed a batch."""
+        return Batch([], self._told)
+
+    def apply(self, peer: str, batch: Batch) -> None:
+        """What `peer` tells. Workers that are not known here are not spoken of."""
+        workers = {worker.url: worker for worker in self._routing.fleet.workers}
+        for sent in batch.sent:
+            worker = workers.get(sent.worker)
+            if worker is not None:
+                self._routing.follow(worker, sent.hashes, sent.tokens)
+                self.followed += 1
+        for url, load in batch.loads.items():
+            if url in workers:
+                workers[url].set_peer_load(peer, load)
+
+    def lost(self, peer: str) -> None:
+        """Nothing is known of this peer's load any more."""
+        for worker in self._routing.fleet.workers:
+            worker.set_peer_load(peer, NO_LOAD)
