@@ -20,6 +20,7 @@ class PromptBlocks(NamedTuple):
     tokens: the prompt's length, estimated from its bytes.
     block_tokens: tokens of one full block, by the same estimate.
     session: what the client calls its session, hashed; 0 where it calls it nothing.
+    streamed: whether the answer comes as it is made, so that its first byte tells that the prompt is computed.
     """
 
     hashes: "array[int]"
@@ -27,10 +28,16 @@ class PromptBlocks(NamedTuple):
     tokens: int
     block_tokens: float = BLOCK_TOKENS
     session: int = 0
+    streamed: bool = True
 
 
 def hash_blocks(
-    key: bytes, namespace: bytes = b"", *, tokens_per_byte: float = 1 / BYTES_PER_TOKEN, session: int = 0
+    key: bytes,
+    namespace: bytes = b"",
+    *,
+    tokens_per_byte: float = 1 / BYTES_PER_TOKEN,
+    session: int = 0,
+    streamed: bool = True,
 ) -> PromptBlocks:
     chain = xxh3_64_intdigest(namespace)
     hashes = array("Q")
@@ -41,4 +48,4 @@ def hash_blocks(
         append(chain)
     digest = xxh3_64_intdigest(key[full:], chain)
     tokens = math.ceil(len(key) * tokens_per_byte)
-    return PromptBlocks(hashes, digest, tokens, BLOCK_BYTES * tokens_per_byte, session)
+    return PromptBlocks(hashes, digest, tokens, BLOCK_BYTES * tokens_per_byte, session, streamed)

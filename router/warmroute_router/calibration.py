@@ -28,6 +28,11 @@ _FLUSHED = 3
 """Replies in a row without any of what they should have had, which tell that the cache was emptied."""
 _TELLING_BLOCKS = 4
 """Predicted blocks from which on a reply without any is one of those."""
+_SPEED_MEMORY = 0.98
+"""What an earlier request weighs less: the last fifty count."""
+_SPEED_REQUESTS = 5
+_SPEED_SPREAD = 0.1
+"""Standard deviation of the prompts' lengths over their mean from which on they tell a speed."""
 _YOUNG = 0.25
 """Of the retention: nothing that young is gone because newer blocks pushed it out."""
 
@@ -49,6 +54,9 @@ class Retention:
         self.clock = 0.0
         self.blocks = inf
         """Until something is known, nothing is predicted to be dropped but by its time."""
+        self.horizon = 0.0
+        """Readings after this one are predicted to be cached. A plain value, read for every worker at every decision."""
+        self._expired = -inf
         self._emptied = 0.0
         """The reading at which the cache was empty for the last time."""
         self._told = inf
@@ -58,14 +66,19 @@ class Retention:
         """Moments, in seconds, and the readings then; the first is the last one before the time to live."""
         self._empty_replies: list[_Reply] = []
 
-    def horizon(self, now: float) -> float:
-        """Readings after this one are predicted to be cached. `now`: seconds."""
+    def expire(self, now: float) -> None:
+        """Where only the time can tell, let it. `now`: seconds. To be called every few seconds."""
         if self.blocks == inf and not self._reported:
             while len(self._marks) > 1 and self._marks[1][0] <= now - TIME_TO_LIVE:
                 self._marks.popleft()
             if self._marks[0][0] <= now - TIME_TO_LIVE:
-                return max(self._marks[0][1], self._emptied)
-        return max(self.clock - self.blocks, self._emptied)
+                self._expired = self._marks[0][1]
+        else:
+            self._expired = -inf
+        self._move_horizon()
+
+    def _move_horizon(self) -> None:
+        self.horizon = max(self.clock - self.blocks, self._emptied, self._expired)
 
     @property
     def filled(self) -> float:
@@ -77,17 +90,20 @@ class Retention:
         if self.blocks == inf or self._told not in (inf, capacity):
             self.blocks = max(capacity, _LEAST_RETENTION)
         self._told = capacity
+        self._move_horizon()
 
     def adopt(self, filled: float, blocks: float) -> None:
         """Begin with what another router knows."""
         self._emptied = min(self._emptied, self.clock - filled)
         if self.blocks == inf:
             self.blocks = max(blocks, _LEAST_RETENTION)
+        self._move_horizon()
 
     def emptied(self) -> None:
         """The engine has restarted: nothing that it was sent before is there."""
         self._emptied = self.clock
         self._empty_replies.clear()
+        self._move_horizon()
 
     def sent(self, path: Sequence[tuple[int, float]], predicted: int, new: int, now: float) -> float:
         """Let the clock go on by a prompt of which `predicted` blocks are cached and `new` ones are not.
@@ -105,11 +121,14 @@ class Retention:
         self.clock += new + max(passed, 0.0)
         if self.blocks == inf and now - self._marks[-1][0] >= TIME_TO_LIVE / _MARKS:
             self._marks.append((now, self.clock))
+            self.expire(now)
+        self._move_horizon()
         return self.clock
 
     def correct(self, blocks: float) -> None:
         """The clock had gone on by `blocks` too few, or too many where negative."""
         self.clock += blocks
+        self._move_horizon()
 
     def learn(
         self, path: Sequence[tuple[int, float]], dispatched: float, predicted: int, delivered: float, waiting: float
@@ -120,12 +139,14 @@ class Retention:
         `dispatched` is the reading before this prompt. Prefixes younger than the `waiting` blocks were still being
         computed then: that they were missing says nothing.
         """
-        self._reported = True
+        if not self._reported:
+            self._reported, self._expired = True, -inf
         reply = _Reply(path, dispatched, predicted, delivered, waiting)
         if predicted >= _TELLING_BLOCKS and delivered < 1:
             age = dispatched - path[0][1]
             if waiting < age < self.blocks * _YOUNG:
                 self._suspect(reply)
+                self._move_horizon()
                 return
         if delivered >= 1:
             # So it was not flushed, and those before it were missing for the common reason.
@@ -133,6 +154,7 @@ class Retention:
                 self._fit(earlier)
             self._empty_replies.clear()
         self._fit(reply)
+        self._move_horizon()
 
     def _suspect(self, reply: _Reply) -> None:
         self._empty_replies.append(reply)
@@ -159,6 +181,32 @@ class Retention:
         weight = 1.0 if self.blocks == inf else _LEARNING_RATE
         start = age if self.blocks == inf else self.blocks
         self.blocks = max(start + weight * (age - start), _LEAST_RETENTION)
+
+
+class PrefillSpeed:
+    """How fast a worker computes prompts: time to first byte = fixed + tokens / speed, by least squares.
+
+    Of requests that met an idle worker, of which each weighs less than the next one.
+    """
+
+    def __init__(self) -> None:
+        self.tokens_per_s: float | None = None
+        """None until enough is known."""
+        self._weight = 0.0
+        # Weighted means of tokens x, of seconds y, of x², and of xy.
+        self._x = self._y = self._xx = self._xy = 0.0
+
+    def learn(self, tokens: float, seconds: float) -> None:
+        self._weight = _SPEED_MEMORY * self._weight + 1
+        share = 1 / self._weight
+        self._x += share * (tokens - self._x)
+        self._y += share * (seconds - self._y)
+        self._xx += share * (tokens * tokens - self._xx)
+        self._xy += share * (tokens * seconds - self._xy)
+        variance, covariance = self._xx - self._x * self._x, self._xy - self._x * self._y
+        # Prompts of one length say nothing of what a token costs.
+        if self._weight > _SPEED_REQUESTS and variance > (_SPEED_SPREAD * self._x) ** 2 and covariance > 0:
+            self.tokens_per_s = variance / covariance
 
 
 class TokenRatio:

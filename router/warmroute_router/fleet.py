@@ -4,6 +4,7 @@ from collections import Counter
 from enum import StrEnum
 from typing import NamedTuple
 
+from .backlog import Backlog
 from .calibration import Retention
 from .upstream import Pool
 
@@ -34,9 +35,7 @@ class Worker:
         self.state = State.STARTING
         self.in_flight = 0
         """Requests sent and not yet ended, by this router and its peers."""
-        self.waiting_tokens = 0
-        """Uncached prompt tokens sent and not yet answered by a first byte, as predicted when they were sent; the
-        peers' too."""
+        self.backlog = Backlog()
         self.peer_loads: dict[str, Load] = {}
         """The peers' part of these two, by peer."""
         self.recent_new_tokens = 0.0
@@ -57,6 +56,16 @@ class Worker:
         """Replies to understood prompts that said nothing of cached tokens: unknown, not zero."""
 
     @property
+    def waiting_tokens(self) -> int:
+        """Uncached prompt tokens sent and not yet answered by a first byte, as predicted when they were sent."""
+        return self.backlog.tokens
+
+    @property
+    def remaining_tokens(self) -> float:
+        """What is left to be computed of these, by estimate."""
+        return self.backlog.remaining
+
+    @property
     def own_load(self) -> Load:
         peers = self.peer_loads.values()
         return Load(
@@ -64,10 +73,10 @@ class Worker:
             self.waiting_tokens - sum(load.waiting_tokens for load in peers),
         )
 
-    def set_peer_load(self, peer: str, load: Load) -> None:
+    def set_peer_load(self, peer: str, load: Load, now: float) -> None:
         before = self.peer_loads.pop(peer, NO_LOAD)
         self.in_flight += load.in_flight - before.in_flight
-        self.waiting_tokens += load.waiting_tokens - before.waiting_tokens
+        self.backlog.of_peers(load.waiting_tokens - before.waiting_tokens, now)
         if load != NO_LOAD:
             self.peer_loads[peer] = load
 

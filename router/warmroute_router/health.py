@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import time
 
 import httpx
 
@@ -53,6 +54,7 @@ class HealthProbes:
         while True:
             alive = await self._probe(worker)
             unasked += 1
+            worker.retention.expire(time.monotonic())
             if alive and (failures or worker.state is not State.READY or unasked >= ASK_EVERY):
                 await self._ask(worker)
                 unasked = 0

@@ -47,6 +47,7 @@ class Prompt(NamedTuple):
     model: str
     session: str
     """What the client calls its session, in `prompt_cache_key` or `user`; empty where it does not."""
+    streamed: bool
     lacks_usage: bool
     """A stream whose client did not ask for usage, on an API where it could have."""
 
@@ -63,7 +64,9 @@ def read_prompt(path: str, body: bytes) -> Prompt | None:
         payload = orjson.loads(body)
         namespace = b"".join(_namespace(payload))
         key = b"".join(reader(payload))
-        return Prompt(namespace, key, _string(payload, "model"), _session(payload), _lacks_usage(path, payload))
+        streamed = payload.get("stream") is True
+        lacks_usage = streamed and path in _WITH_STREAM_OPTIONS and "stream_options" not in payload
+        return Prompt(namespace, key, _string(payload, "model"), _session(payload), streamed, lacks_usage)
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
@@ -84,10 +87,6 @@ def _string(payload: Json, field: str) -> str:
 
 def _session(payload: Json) -> str:
     return _string(payload, "prompt_cache_key") or _string(payload, "user")
-
-
-def _lacks_usage(path: str, payload: Json) -> bool:
-    return path in _WITH_STREAM_OPTIONS and payload.get("stream") is True and "stream_options" not in payload
 
 
 def _chat(payload: Json) -> Iterable[bytes]:

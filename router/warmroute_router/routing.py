@@ -35,9 +35,11 @@ class Placement:
 
     __slots__ = (
         "_before",
+        "_now",
         "_path",
         "_predicted",
-        "_waiting",
+        "_prefill",
+        "_ttft",
         "available",
         "captured",
         "prompt",
@@ -46,7 +48,14 @@ class Placement:
     )
 
     def __init__(
-        self, worker: Worker, prompt: PromptBlocks, *, best: int, predicted: int, path: list[tuple[int, float]]
+        self,
+        worker: Worker,
+        prompt: PromptBlocks,
+        now: Callable[[], float],
+        *,
+        best: int,
+        predicted: int,
+        path: list[tuple[int, float]],
     ) -> None:
         """`best` and `predicted`: leading blocks that the best and that this worker are predicted to hold."""
         self.worker = worker
@@ -56,16 +65,20 @@ class Placement:
         self.captured = min(round(predicted * prompt.block_tokens), prompt.tokens)
         """Tokens of the prompt that the chosen worker was predicted to hold."""
         self.released = False
+        self._now = now
         self._path = path
         self._predicted = predicted
         self._before = _Before(worker.retention.clock, worker.waiting_tokens / prompt.block_tokens)
-        self._waiting = prompt.tokens - self.captured
+        new_tokens = prompt.tokens - self.captured
+        self._prefill = worker.backlog.add(new_tokens, now(), streamed=prompt.streamed)
+        self._ttft: float | None = None
         worker.in_flight += 1
-        worker.waiting_tokens += self._waiting
 
     def first_byte(self) -> None:
-        self.worker.waiting_tokens -= self._waiting
-        self._waiting = 0
+        if self._ttft is None:
+            now = self._now()
+            self._ttft = now - self._prefill.sent_at
+            self.worker.backlog.done(self._prefill, now)
 
     def release(self) -> None:
         if not self.released:
@@ -80,6 +93,7 @@ class Placement:
         worker = self.worker
         if usage is None or usage.cached_tokens is None:
             worker.unreported_requests += 1
+            self._time(self._prefill.tokens)
             return
         # In shares of the engine's own count of tokens.
         scale = usage.prompt_tokens / self.prompt.tokens
@@ -89,7 +103,13 @@ class Placement:
         worker.delivered_tokens += usage.cached_tokens
         worker.mispredicted_tokens += abs(round(self.captured * scale) - usage.cached_tokens)
         if usage.prompt_tokens:
+            self._time(usage.prompt_tokens - usage.cached_tokens)
             self._learn(usage.cached_tokens / usage.prompt_tokens)
+
+    def _time(self, computed: int) -> None:
+        """Of a request that waited for nobody, the first byte tells how fast the worker is."""
+        if self._ttft is not None and self.prompt.streamed and not self._before.waiting:
+            self.worker.backlog.speed.learn(computed, self._ttft)
 
     def _learn(self, delivered_share: float) -> None:
         retention = self.worker.retention
@@ -126,7 +146,7 @@ class Routing:
         self.placed: Callable[[Placement], None] | None = None
         """Told of each placement."""
         self._policy = policy
-        self._now = now
+        self.now = now
         self._mean_new_tokens = 0.0
         self._recent_unit = 1.0
         self._unread = 0
@@ -143,6 +163,7 @@ class Routing:
                 prompt.namespace,
                 tokens_per_byte=self.token_ratio.of(prompt.model),
                 session=xxh3_64_intdigest(name.encode()) if name else 0,
+                streamed=prompt.streamed,
             )
         self._unread += 1  # a digest of its own for each, so that ties spread
         return PromptBlocks(_NO_HASHES, self._unread, 0)
@@ -152,19 +173,23 @@ class Routing:
 
         The prefix counts as there from now on: the next request that shares it may come before the answer.
         """
-        workers = [worker for worker in self.fleet.ready() if worker not in without]
+        workers = self.fleet.ready()
+        if without:
+            workers = [worker for worker in workers if worker not in without]
         if not workers:
             return None
-        now = self._now()
+        now = self.now()
+        for worker in workers:
+            worker.backlog.refresh(now)
         path = self.tree.find(prompt.hashes)
-        cached = path.cached({worker.index: worker.retention.horizon(now) for worker in workers})
+        cached = path.cached({worker.index: worker.retention.horizon for worker in workers})
         view = FleetView(workers, cached, self._mean_new_tokens)
         worker, reason = self._policy.choose(prompt, view)
         self.decisions[reason if prompt.tokens else "no_prompt"] += 1
         best = max((cached.get(candidate.index, 0) for candidate in workers), default=0)
         predicted = cached.get(worker.index, 0)
         readings = path.readings(worker.index)
-        placement = Placement(worker, prompt, best=best, predicted=predicted, path=readings)
+        placement = Placement(worker, prompt, self.now, best=best, predicted=predicted, path=readings)
         if prompt.hashes:
             self._note(worker, path, readings, predicted, prompt.tokens - placement.captured, now)
             if self.placed is not None:
@@ -175,9 +200,9 @@ class Routing:
         """Another router has sent this prompt there. As if this one had, but for the load, which it tells itself."""
         if not hashes:
             return
-        now = self._now()
+        now = self.now()
         path = self.tree.find(hashes)
-        predicted = path.cached({worker.index: worker.retention.horizon(now)}).get(worker.index, 0)
+        predicted = path.cached({worker.index: worker.retention.horizon}).get(worker.index, 0)
         new_tokens = round(tokens * (1 - predicted / len(hashes)))
         self._note(worker, path, path.readings(worker.index), predicted, new_tokens, now)
 

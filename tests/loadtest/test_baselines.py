@@ -50,8 +50,8 @@ class W:
         return f"http://worker-{self.index}"
 
     @property
-    def waiting_tokens(self) -> int:
-        raise AssertionError("a baseline looked at waiting_tokens")
+    def remaining_tokens(self) -> int:
+        raise AssertionError("a baseline looked at remaining_tokens")
 
     @property
     def recent_new_tokens(self) -> float:

@@ -141,7 +141,7 @@ def test_single_misses_between_hits_are_no_flush() -> None:
         retention.sent([], predicted=0, new=10, now=0)
         retention.learn([(8, reading - 5.0)], dispatched=float(reading), predicted=8, delivered=0, waiting=0)
         retention.learn([(8, reading - 5.0)], dispatched=float(reading), predicted=8, delivered=8, waiting=0)
-    assert retention.horizon(0) <= 0
+    assert retention.horizon <= 0
 
 
 def test_a_worker_that_restarts_is_empty_and_keeps_its_pace() -> None:
@@ -150,7 +150,7 @@ def test_a_worker_that_restarts_is_empty_and_keeps_its_pace() -> None:
     assert retention.sent([], predicted=0, new=400, now=0) == 400
     assert retention.filled == 400
     retention.emptied()
-    assert retention.horizon(0) == 400
+    assert retention.horizon == 400
     assert (retention.filled, retention.blocks) == (0, 1000)
 
 
@@ -158,10 +158,11 @@ def test_where_nothing_is_told_a_prefix_lives_for_a_time() -> None:
     retention = Retention()
     readings = [retention.sent([], predicted=0, new=10, now=60.0 * minute) for minute in range(10)]
     now = 60.0 * 9
-    cached = [reading for reading in readings if reading > retention.horizon(now)]
+    retention.expire(now)
+    cached = [reading for reading in readings if reading > retention.horizon]
     assert cached == readings[5:], "those of the last five minutes, and not the one that is just as old"
     retention.learn([], dispatched=100.0, predicted=0, delivered=0, waiting=0)
-    assert retention.horizon(now) <= 0, "it says what is cached: from now on by what it says"
+    assert retention.horizon <= 0, "it says what is cached: from now on by what it says"
 
 
 def test_one_block_short_is_no_contradiction() -> None:

@@ -209,7 +209,7 @@ def test_who_loads_a_snapshot_predicts_what_its_giver_predicts(seed: int) -> Non
     for blocks in prompts(seed, 300):
         predictions = []
         for routing in (giver, taker):
-            horizons = {worker.index: worker.retention.horizon(0) for worker in routing.fleet.workers}
+            horizons = {worker.index: worker.retention.horizon for worker in routing.fleet.workers}
             depths = routing.tree.find(blocks.hashes).cached(horizons)
             predictions.append({w.url: depths[w.index] for w in routing.fleet.workers if w.index in depths})
         assert predictions[0] == predictions[1]

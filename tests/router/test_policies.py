@@ -10,7 +10,7 @@ from warmroute_router.policies.cache_aware import EVICTION, CacheAware
 @dataclass
 class W:
     index: int
-    waiting_tokens: int = 0
+    remaining_tokens: int = 0
     in_flight: int = 0
     recent_new_tokens: float = 0.0
     cache_fill: float = 1.0
@@ -36,14 +36,14 @@ def test_the_worker_with_the_longest_prefix_wins_where_all_are_idle() -> None:
 def test_with_room_in_the_caches_a_token_is_worth_a_token() -> None:
     saved = 7 * BLOCK_TOKENS
     for waiting, expected, reason in ((saved - 1, 1, "affinity"), (saved + 1, 0, "load")):
-        choice = choose([W(0, cache_fill=0), W(1, waiting_tokens=waiting, cache_fill=0)], {1: 7})
+        choice = choose([W(0, cache_fill=0), W(1, remaining_tokens=waiting, cache_fill=0)], {1: 7})
         assert (choice.worker.index, choice.reason) == (expected, reason)
 
 
 def test_with_full_caches_it_costs_the_one_that_it_evicts_too() -> None:
     saved = int((1 + EVICTION) * 7 * BLOCK_TOKENS)
     for waiting, expected in ((saved - 1, 1), (saved + 1, 0)):
-        workers = [W(0, recent_new_tokens=5), W(1, waiting_tokens=waiting, recent_new_tokens=5)]
+        workers = [W(0, recent_new_tokens=5), W(1, remaining_tokens=waiting, recent_new_tokens=5)]
         assert choose(workers, {1: 7}).worker.index == expected
 
 
@@ -66,14 +66,14 @@ def test_once_nobody_is_idle_the_prefix_weighs_more() -> None:
     waiting = 320
     for difference, expected in ((2 * 7 * BLOCK_TOKENS - 1, 1), (2 * 7 * BLOCK_TOKENS + 1, 0)):
         workers = [
-            W(0, waiting_tokens=waiting, cache_fill=0),
-            W(1, waiting_tokens=waiting + difference, cache_fill=0),
+            W(0, remaining_tokens=waiting, cache_fill=0),
+            W(1, remaining_tokens=waiting + difference, cache_fill=0),
         ]
         assert choose(workers, {1: 7}, mean=640.0).worker.index == expected
 
 
 def test_a_prefix_that_all_hold_does_not_count() -> None:
-    choice = choose([W(0, waiting_tokens=1), W(1)], {0: 10, 1: 10})
+    choice = choose([W(0, remaining_tokens=1), W(1)], {0: 10, 1: 10})
     assert choice.worker.index == 1
 
 
@@ -125,7 +125,7 @@ def test_round_robin_takes_turns_and_skips_who_is_away() -> None:
 
 def test_least_load_counts_requests_then_tokens() -> None:
     policy = POLICIES["least_load"]()
-    workers = [W(0, in_flight=2), W(1, in_flight=1, waiting_tokens=9), W(2, in_flight=1, waiting_tokens=3)]
+    workers = [W(0, in_flight=2), W(1, in_flight=1, remaining_tokens=9), W(2, in_flight=1, remaining_tokens=3)]
     assert policy.choose(prompt(1), FleetView(workers, {0: 1}, 0.0)).worker.index == 2
 
 
@@ -195,7 +195,7 @@ def test_a_session_stays_on_its_worker_whatever_the_load() -> None:
     workers = [W(index) for index in range(3)]
     view = FleetView(workers, dict[int, int](), 0.0)
     first = policy.choose(prompt(2)._replace(session=7), view).worker
-    first.waiting_tokens = 10**6
+    first.remaining_tokens = 10**6
     again = policy.choose(prompt(5, b"other")._replace(session=7), view)
     assert (again.worker, again.reason) == (first, "session")
     elsewhere = policy.choose(prompt(5, b"other")._replace(session=8), view)

@@ -18,8 +18,8 @@ class WorkerView(Protocol):
         """Requests sent and not yet ended."""
 
     @property
-    def waiting_tokens(self) -> int:
-        """Uncached prompt tokens sent and not yet answered by a first byte."""
+    def remaining_tokens(self) -> float:
+        """Prompt tokens sent and not yet computed, by estimate."""
 
     @property
     def recent_new_tokens(self) -> float:

@@ -29,7 +29,7 @@ TOKENS_PER_REQUEST = 128
 class CacheAware:
     def choose(self, prompt: PromptBlocks, fleet: FleetView[W]) -> Choice[W]:
         workers, cached = fleet.workers, fleet.cached_blocks
-        least_waiting = min(worker.waiting_tokens for worker in workers)
+        least_waiting = min(worker.remaining_tokens for worker in workers)
         base = 1.0 + QUEUE * least_waiting / max(fleet.mean_new_tokens, 1.0)
         mean_recent = sum(worker.recent_new_tokens for worker in workers) / len(workers)
         lowest = float("inf")
@@ -38,7 +38,7 @@ class CacheAware:
             new = max(prompt.tokens - cached.get(worker.index, 0) * prompt.block_tokens, 0)
             pressure = worker.recent_new_tokens / mean_recent if mean_recent else 1.0
             weight = base + EVICTION * min(max(pressure, 1.0), MAX_PRESSURE) * worker.cache_fill
-            cost = worker.waiting_tokens + weight * new + TOKENS_PER_REQUEST * worker.in_flight
+            cost = worker.remaining_tokens + weight * new + TOKENS_PER_REQUEST * worker.in_flight
             if cost < lowest:
                 lowest, best = cost, [worker]
             elif cost == lowest:

@@ -10,4 +10,4 @@ class PowerOfTwo:
     def choose(self, prompt: PromptBlocks, fleet: FleetView[W]) -> Choice[W]:
         del prompt
         two = random.sample(fleet.workers, min(2, len(fleet.workers)))
-        return Choice(min(two, key=lambda worker: (worker.in_flight, worker.waiting_tokens)), "load")
+        return Choice(min(two, key=lambda worker: (worker.in_flight, worker.remaining_tokens)), "load")

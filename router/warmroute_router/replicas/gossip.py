@@ -70,6 +70,7 @@ class Gossip:
     def apply(self, peer: str, batch: Batch) -> None:
         """What `peer` tells. Workers that are not known here are not spoken of."""
         workers = {worker.url: worker for worker in self._routing.fleet.workers}
+        now = self._routing.now()
         for sent in batch.sent:
             worker = workers.get(sent.worker)
             if worker is not None:
@@ -77,9 +78,10 @@ class Gossip:
                 self.followed += 1
         for url, load in batch.loads.items():
             if url in workers:
-                workers[url].set_peer_load(peer, load)
+                workers[url].set_peer_load(peer, load, now)
 
     def lost(self, peer: str) -> None:
         """Nothing is known of this peer's load any more."""
+        now = self._routing.now()
         for worker in self._routing.fleet.workers:
-            worker.set_peer_load(peer, NO_LOAD)
+            worker.set_peer_load(peer, NO_LOAD, now)

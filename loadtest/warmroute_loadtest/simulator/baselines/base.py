@@ -1,8 +1,8 @@
 """What a baseline is: a peer's routing rule, which learns only from what it sent where.
 
 The simulator asks `choose`, then tells of each request's three moments. A baseline sees a worker's requests in
-flight, as every router counts them, but neither `fleet.cached_blocks` nor `waiting_tokens`: those are our own tree's
-knowledge.
+flight, as every router counts them, but neither `fleet.cached_blocks` nor `remaining_tokens`: those are what our own
+router knows.
 """
 
 from abc import ABC, abstractmethod

@@ -1,0 +1,162 @@
+"""What is left to compute, against a worker that computes prompts in their order at a fixed speed."""
+
+import random
+
+import pytest
+from warmroute_router.backlog import Backlog, Prefill
+from warmroute_router.blocks import PromptBlocks, hash_blocks
+from warmroute_router.calibration import PrefillSpeed
+from warmroute_router.fleet import Fleet, Load, State
+from warmroute_router.policies import POLICIES
+from warmroute_router.routing import Placement, Routing
+from warmroute_router.tree import PrefixTree
+from warmroute_router.usage import Usage
+
+
+def of_speed(tokens_per_s: float) -> Backlog:
+    backlog = Backlog()
+    backlog.speed.tokens_per_s = tokens_per_s
+    return backlog
+
+
+def remaining(backlog: Backlog, now: float) -> float:
+    backlog.refresh(now)
+    return backlog.remaining
+
+
+def test_without_a_known_speed_a_prompt_is_left_until_its_first_byte() -> None:
+    backlog = Backlog()
+    prefill = backlog.add(1000, 0.0, streamed=True)
+    assert remaining(backlog, 100.0) == 1000
+    backlog.done(prefill, 100.0)
+    backlog.done(prefill, 101.0)
+    assert (backlog.tokens, remaining(backlog, 101.0)) == (0, 0)
+
+
+def test_the_oldest_prompt_is_computed_first_and_never_more_than_that_is_believed() -> None:
+    backlog = of_speed(100)
+    first = backlog.add(1000, 0.0, streamed=True)
+    second = backlog.add(500, 2.0, streamed=True)
+    assert remaining(backlog, 4.0) == 1500 - 400
+    assert remaining(backlog, 20.0) == 500, "it is late; the second one has not begun for all we know"
+    backlog.done(first, 20.0)
+    assert remaining(backlog, 20.0) == 500
+    assert remaining(backlog, 21.0) == 400
+    backlog.done(second, 22.0)
+    assert remaining(backlog, 22.0) == 0
+
+
+def test_a_later_prompt_that_is_done_earlier_does_not_confuse_it() -> None:
+    backlog = of_speed(100)
+    backlog.add(1000, 0.0, streamed=True)
+    second = backlog.add(500, 0.0, streamed=True)
+    backlog.done(second, 3.0)
+    assert remaining(backlog, 4.0) == 1000 - 100
+
+
+def test_an_answer_that_comes_whole_is_taken_for_computed_once_it_must_be() -> None:
+    backlog = of_speed(100)
+    whole = backlog.add(1000, 0.0, streamed=False)
+    backlog.add(500, 0.0, streamed=False)
+    streamed = backlog.add(300, 0.0, streamed=True)
+    assert remaining(backlog, 5.0) == 1800 - 500
+    assert remaining(backlog, 12.0) == 800 - 200
+    assert remaining(backlog, 100.0) == 0
+    assert backlog.tokens == 300, "of the streamed one the first byte is waited for"
+    backlog.done(whole, 101.0)
+    backlog.done(streamed, 102.0)
+    assert backlog.tokens == 0
+
+
+def test_what_peers_wait_for_counts_too() -> None:
+    backlog = of_speed(100)
+    backlog.of_peers(700, 0.0)
+    assert remaining(backlog, 1.0) == 700
+    backlog.add(1000, 1.0, streamed=True)
+    assert remaining(backlog, 3.0) == 1700 - 200
+    backlog.of_peers(-700, 5.0)
+    assert remaining(backlog, 6.0) == 1000 - 100
+    assert Fleet(("http://a",)).workers[0].own_load == Load(0, 0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_it_is_right_for_a_worker_that_works_as_it_thinks(seed: int) -> None:
+    draw = random.Random(seed)
+    backlog, speed, now, free_at = of_speed(100), 100, 0.0, 0.0
+    running: list[tuple[float, Prefill]] = []
+    for _ in range(300):
+        now += draw.expovariate(0.5)
+        while running and running[0][0] <= now:
+            at, prefill = running.pop(0)
+            backlog.done(prefill, at)
+        assert remaining(backlog, now) == pytest.approx(max(free_at - now, 0.0) * speed, abs=1e-6)
+        tokens = draw.randint(0, 400)
+        free_at = max(free_at, now) + tokens / speed
+        running.append((free_at, backlog.add(tokens, now, streamed=True)))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_the_speed_is_found_whatever_each_request_costs_beside(noise: float) -> None:
+    draw = random.Random(1)
+    speed = PrefillSpeed()
+    for _ in range(200):
+        tokens = draw.randint(10, 4000)
+        speed.learn(tokens, 0.05 + tokens / 8000 * draw.uniform(1 - noise, 1 + noise))
+    assert speed.tokens_per_s == pytest.approx(8000, rel=0.001 + noise / 2)
+    for _ in range(300):
+        tokens = draw.randint(10, 4000)
+        speed.learn(tokens, 0.05 + tokens / 2000)
+    assert speed.tokens_per_s == pytest.approx(2000, rel=0.01), "it follows"
+
+
+def test_prompts_of_one_length_or_without_a_trend_tell_no_speed() -> None:
+    speed = PrefillSpeed()
+    for number in range(100):
+        speed.learn(1000, 0.1 + number % 7)
+    assert speed.tokens_per_s is None
+    speed = PrefillSpeed()
+    for tokens in (10, 1000) * 10:
+        speed.learn(tokens, 2.0 - tokens / 1000)
+    assert speed.tokens_per_s is None
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_it_is_learned_from_streams_that_met_an_idle_worker() -> None:
+    clock = Clock()
+    fleet = Fleet(("http://a",))
+    fleet.workers[0].state = State.READY
+    routing = Routing(fleet, PrefixTree(10**6), "cache_aware", POLICIES["cache_aware"](), clock)
+    backlog = fleet.workers[0].backlog
+
+    def place(tokens: int, *, streamed: bool = True) -> Placement:
+        prompt = hash_blocks(b"%9d" % (clock.now * 1000) + b"x" * (4 * tokens - 9), streamed=streamed)
+        placement = routing.place(prompt)
+        assert placement is not None
+        assert isinstance(prompt, PromptBlocks)
+        return placement
+
+    def answer(placement: Placement, seconds: float) -> None:
+        clock.now += seconds
+        placement.first_byte()
+        clock.now += 5  # of decoding
+        placement.report(Usage(placement.prompt.tokens, 0))
+        placement.release()
+
+    for tokens in (100, 900) * 10:
+        answer(place(tokens, streamed=False), 60.0 - tokens / 100)
+    assert backlog.speed.tokens_per_s is None
+    for tokens in (100, 900) * 10:
+        answer(place(tokens), 0.1 + tokens / 1000)
+    assert backlog.speed.tokens_per_s == pytest.approx(1000)
+    for tokens in (100, 900) * 10:
+        waited_for = place(5000)
+        late = place(tokens)
+        answer(waited_for, 5.1)
+        answer(late, 0.1)
+    assert backlog.speed.tokens_per_s == pytest.approx(1000), "of those that waited it learns nothing"
