@@ -29,8 +29,6 @@ class Backlog:
         self.speed = PrefillSpeed()
         self.tokens = 0
         """Sent and not answered."""
-        self.remaining = 0.0
-        """Of these, what is left to be computed; as of the last `refresh`."""
         self._own: dict[Prefill, None] = {}
         """In the order in which they were sent."""
         self._computed_at = 0.0
@@ -55,17 +53,14 @@ class Backlog:
         if tokens < 0:
             self._computed_at = now
 
-    def refresh(self, now: float) -> None:
+    def remaining_at(self, now: float) -> float:
+        """What is left to be computed of the `tokens`."""
         speed = self.speed.tokens_per_s
-        self.remaining = self.tokens
-        if not self.tokens or speed is None:
-            return
-        while self._own:
+        while self._own and speed is not None:
             head = next(iter(self._own))
             begun = max(head.sent_at, self._computed_at)
             computed = speed * (now - begun)
             if computed < head.tokens or head.streamed:
-                self.remaining = self.tokens - min(computed, head.tokens)
-                return
+                return self.tokens - min(computed, head.tokens)
             self.done(head, begun + head.tokens / speed)
-        self.remaining = self.tokens
+        return self.tokens

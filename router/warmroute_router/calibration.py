@@ -55,7 +55,7 @@ class Retention:
         self.blocks = inf
         """Until something is known, nothing is predicted to be dropped but by its time."""
         self.horizon = 0.0
-        """Readings after this one are predicted to be cached. A plain value, read for every worker at every decision."""
+        """Readings after this one are predicted to be cached. A plain value: it is read for all workers each time."""
         self._expired = -inf
         self._emptied = 0.0
         """The reading at which the cache was empty for the last time."""

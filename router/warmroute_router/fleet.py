@@ -23,6 +23,8 @@ class Load(NamedTuple):
 
 
 NO_LOAD = Load(0, 0)
+_SAME_SPEED = 0.25
+"""Between equal workers measuring differs by less, and idle ones shall stay equal."""
 
 
 class Worker:
@@ -38,6 +40,10 @@ class Worker:
         self.backlog = Backlog()
         self.peer_loads: dict[str, Load] = {}
         """The peers' part of these two, by peer."""
+        self.remaining_tokens = 0.0
+        """What was left of the waiting tokens at the last decision, by estimate."""
+        self.slowness = 1.0
+        """See `Fleet.compare_speeds`."""
         self.recent_new_tokens = 0.0
         """Uncached prompt tokens sent of late, in a unit that is the same for all workers."""
         self.retention = Retention()
@@ -59,11 +65,6 @@ class Worker:
     def waiting_tokens(self) -> int:
         """Uncached prompt tokens sent and not yet answered by a first byte, as predicted when they were sent."""
         return self.backlog.tokens
-
-    @property
-    def remaining_tokens(self) -> float:
-        """What is left to be computed of these, by estimate."""
-        return self.backlog.remaining
 
     @property
     def own_load(self) -> Load:
@@ -92,6 +93,17 @@ class Fleet:
 
     def ready(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.state is State.READY]
+
+    def compare_speeds(self) -> None:
+        """Where measured prefill speeds differ by more than measuring does, let it count."""
+        speeds = [worker.backlog.speed.tokens_per_s for worker in self.workers]
+        known = [speed for speed in speeds if speed is not None]
+        if not known:
+            return
+        mean = sum(known) / len(known)
+        for worker, speed in zip(self.workers, speeds, strict=True):
+            slowness = mean / speed if speed is not None else 1.0
+            worker.slowness = slowness if abs(slowness - 1) > _SAME_SPEED else 1.0
 
     def close(self) -> None:
         for worker in self.workers:

@@ -55,6 +55,7 @@ class HealthProbes:
             alive = await self._probe(worker)
             unasked += 1
             worker.retention.expire(time.monotonic())
+            self._routing.fleet.compare_speeds()
             if alive and (failures or worker.state is not State.READY or unasked >= ASK_EVERY):
                 await self._ask(worker)
                 unasked = 0

@@ -13,7 +13,7 @@ from .calibration import TokenRatio
 from .fleet import Fleet, State, Worker
 from .policies import FleetView, Policy
 from .prompt import Prompt
-from .tree import Path, PrefixTree
+from .tree import PrefixTree
 from .usage import Usage
 
 _NO_HASHES = hash_blocks(b"").hashes
@@ -180,49 +180,45 @@ class Routing:
             return None
         now = self.now()
         for worker in workers:
-            worker.backlog.refresh(now)
+            worker.remaining_tokens = worker.backlog.remaining_at(now) if worker.backlog.tokens else 0.0
         path = self.tree.find(prompt.hashes)
         cached = path.cached({worker.index: worker.retention.horizon for worker in workers})
         view = FleetView(workers, cached, self._mean_new_tokens)
         worker, reason = self._policy.choose(prompt, view)
         self.decisions[reason if prompt.tokens else "no_prompt"] += 1
-        best = max((cached.get(candidate.index, 0) for candidate in workers), default=0)
+        best = max([cached.get(candidate.index, 0) for candidate in workers])
         predicted = cached.get(worker.index, 0)
         readings = path.readings(worker.index)
         placement = Placement(worker, prompt, self.now, best=best, predicted=predicted, path=readings)
         if prompt.hashes:
-            self._note(worker, path, readings, predicted, prompt.tokens - placement.captured, now)
-            if self.placed is not None:
-                self.placed(placement)
+            reading = worker.retention.sent(readings, predicted, len(prompt.hashes) - predicted, now)
+            self.tree.insert(path, worker.index, reading)
+        self._count_new(worker, prompt.tokens, prompt.tokens - placement.captured)
+        if self.placed is not None:
+            self.placed(placement)
         return placement
 
     def follow(self, worker: Worker, hashes: "array[int]", tokens: int) -> None:
         """Another router has sent this prompt there. As if this one had, but for the load, which it tells itself."""
-        if not hashes:
-            return
-        now = self.now()
-        path = self.tree.find(hashes)
-        predicted = path.cached({worker.index: worker.retention.horizon}).get(worker.index, 0)
-        new_tokens = round(tokens * (1 - predicted / len(hashes)))
-        self._note(worker, path, path.readings(worker.index), predicted, new_tokens, now)
+        predicted = 0
+        if hashes:
+            path = self.tree.find(hashes)
+            predicted = path.cached({worker.index: worker.retention.horizon}).get(worker.index, 0)
+            readings = path.readings(worker.index)
+            reading = worker.retention.sent(readings, predicted, len(hashes) - predicted, self.now())
+            self.tree.insert(path, worker.index, reading)
+        cached = predicted / len(hashes) if hashes else 0.0
+        self._count_new(worker, tokens, round(tokens * (1 - cached)))
 
-    def _note(
-        self,
-        worker: Worker,
-        path: Path,
-        readings: list[tuple[int, float]],
-        predicted: int,
-        new_tokens: int,
-        now: float,
-    ) -> None:
-        """The prompt of `path` is on its way to `worker`, where `predicted` of its blocks are cached."""
-        reading = worker.retention.sent(readings, predicted, len(path.hashes) - predicted, now)
-        self.tree.insert(path, worker.index, reading)
-        weight = _MEAN_WEIGHT if self._mean_new_tokens else 1.0
-        self._mean_new_tokens += weight * (new_tokens - self._mean_new_tokens)
+    def _count_new(self, worker: Worker, tokens: int, new_tokens: int) -> None:
+        """Of a prompt of so many tokens; none where it was not understood."""
+        if tokens:
+            weight = _MEAN_WEIGHT if self._mean_new_tokens else 1.0
+            self._mean_new_tokens += weight * (new_tokens - self._mean_new_tokens)
         # All that came before shall weigh less by `_RECENT_DECAY`: the same as letting the new one weigh more.
         self._recent_unit /= _RECENT_DECAY
-        worker.recent_new_tokens += new_tokens * self._recent_unit
+        # One more for the request itself, so that those that compute nothing are spread as well.
+        worker.recent_new_tokens += (new_tokens + 1) * self._recent_unit
         if self._recent_unit > _LARGE:
             for each in self.fleet.workers:
                 each.recent_new_tokens /= self._recent_unit

@@ -54,6 +54,10 @@ class W:
         raise AssertionError("a baseline looked at remaining_tokens")
 
     @property
+    def slowness(self) -> float:
+        raise AssertionError("a baseline looked at slowness")
+
+    @property
     def recent_new_tokens(self) -> float:
         raise AssertionError("a baseline looked at recent_new_tokens")
 

@@ -20,8 +20,7 @@ def of_speed(tokens_per_s: float) -> Backlog:
 
 
 def remaining(backlog: Backlog, now: float) -> float:
-    backlog.refresh(now)
-    return backlog.remaining
+    return backlog.remaining_at(now)
 
 
 def test_without_a_known_speed_a_prompt_is_left_until_its_first_byte() -> None:
@@ -160,3 +159,17 @@ def test_it_is_learned_from_streams_that_met_an_idle_worker() -> None:
         answer(waited_for, 5.1)
         answer(late, 0.1)
     assert backlog.speed.tokens_per_s == pytest.approx(1000), "of those that waited it learns nothing"
+
+
+def test_speeds_count_where_they_differ_by_more_than_measuring_does() -> None:
+    fleet = Fleet(("http://a", "http://b", "http://c", "http://new"))
+    fleet.compare_speeds()
+    assert [worker.slowness for worker in fleet.workers] == [1, 1, 1, 1]
+    for worker, speed in zip(fleet.workers, (2000.0, 4000.0, 12000.0), strict=False):
+        worker.backlog.speed.tokens_per_s = speed
+    fleet.compare_speeds()
+    assert [worker.slowness for worker in fleet.workers] == [3, 1.5, 0.5, 1]
+    for worker, speed in zip(fleet.workers, (5500.0, 6000.0, 6500.0), strict=False):
+        worker.backlog.speed.tokens_per_s = speed
+    fleet.compare_speeds()
+    assert [worker.slowness for worker in fleet.workers] == [1, 1, 1, 1]

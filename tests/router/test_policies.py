@@ -3,8 +3,11 @@ from dataclasses import dataclass
 
 import pytest
 from warmroute_router.blocks import BLOCK_BYTES, BLOCK_TOKENS, PromptBlocks, hash_blocks
+from warmroute_router.fleet import Fleet, State
 from warmroute_router.policies import POLICIES, Choice, FleetView
 from warmroute_router.policies.cache_aware import EVICTION, CacheAware
+from warmroute_router.routing import Routing
+from warmroute_router.tree import PrefixTree
 
 
 @dataclass
@@ -14,6 +17,7 @@ class W:
     in_flight: int = 0
     recent_new_tokens: float = 0.0
     cache_fill: float = 1.0
+    slowness: float = 1.0
 
     @property
     def url(self) -> str:
@@ -188,6 +192,55 @@ def test_prefix_hash_looks_behind_what_all_workers_hold() -> None:
         for number in range(40)
     }
     assert places == {0, 1, 2, 3}
+
+
+def test_a_worker_that_is_slower_costs_more_for_the_same_work() -> None:
+    """Half as fast: 3 cached blocks of 10 leave 7 · 2 there, against 10 elsewhere."""
+    workers = [W(0, slowness=2.0, cache_fill=0), W(1, cache_fill=0)]
+    assert choose(workers, {0: 4}).worker.index == 1, "6 · 2 against 10"
+    assert choose(workers, {0: 6}).worker.index == 0, "4 · 2 against 10"
+    waiting = [W(0, slowness=2.0, remaining_tokens=400), W(1, remaining_tokens=700)]
+    assert choose(waiting, {0: 10, 1: 10}).worker.index == 1, "400 tokens take it as long as others 800"
+
+
+@pytest.mark.parametrize("blocks", [0, 8])
+def test_forty_prompts_one_after_the_other_fill_an_idle_fleet_evenly(blocks: int) -> None:
+    fleet = Fleet(tuple(f"http://worker-{index}" for index in range(4)))
+    for worker in fleet.workers:
+        worker.state = State.READY
+    for capacity in (None, 5000):
+        routing = Routing(fleet, PrefixTree(10**6), "cache_aware", CacheAware())
+        counts = Counter[int]()
+        for number in range(40):
+            if capacity is not None:
+                fleet.workers[number % 4].retention.start_at(capacity)
+            text = b"%8d" % (number + (capacity or 0)) * (1 + blocks * BLOCK_BYTES // 8)
+            placement = routing.place(hash_blocks(text))
+            assert placement is not None
+            assert len(placement.prompt.hashes) == blocks
+            placement.first_byte()
+            placement.release()
+            counts[placement.worker.index] += 1
+        assert sorted(counts.values()) == pytest.approx([10] * 4, abs=1)
+
+
+def test_a_prompt_that_all_hold_is_not_pinned_to_one() -> None:
+    """A system prompt of 20 blocks everywhere, and questions that each add two blocks of their own."""
+    routing = Routing(
+        Fleet(tuple(f"http://worker-{index}" for index in range(4))), PrefixTree(10**6), "", CacheAware()
+    )
+    for worker in routing.fleet.workers:
+        worker.state = State.READY
+        routing.follow(worker, prompt(20, b"system..").hashes, 20 * BLOCK_TOKENS)
+    counts = Counter[int]()
+    for number in range(40):
+        blocks = hash_blocks(b"system.." * (20 * BLOCK_BYTES // 8) + b"%8d" % number * (2 * BLOCK_BYTES // 8))
+        placement = routing.place(blocks)
+        assert placement is not None
+        assert placement.captured == 20 * BLOCK_TOKENS
+        placement.release()
+        counts[placement.worker.index] += 1
+    assert sorted(counts.values()) == pytest.approx([10] * 4, abs=1)
 
 
 def test_a_session_stays_on_its_worker_whatever_the_load() -> None:

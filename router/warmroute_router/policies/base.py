@@ -22,6 +22,10 @@ class WorkerView(Protocol):
         """Prompt tokens sent and not yet computed, by estimate."""
 
     @property
+    def slowness(self) -> float:
+        """Time that it takes for a token, over the fleet's mean; 1 where that is about the same."""
+
+    @property
     def recent_new_tokens(self) -> float:
         """Uncached prompt tokens sent of late. Only its ratio between workers means something."""
 

@@ -14,6 +14,8 @@ that nobody is delayed. There is no threshold: a prefix that every worker holds 
 `docs/experiments.md` has the measurements behind the constants.
 """
 
+from math import inf
+
 from ..blocks import PromptBlocks
 from .base import Choice, FleetView, W
 from .rendezvous import distinguishing_key, ranked
@@ -29,22 +31,32 @@ TOKENS_PER_REQUEST = 128
 class CacheAware:
     def choose(self, prompt: PromptBlocks, fleet: FleetView[W]) -> Choice[W]:
         workers, cached = fleet.workers, fleet.cached_blocks
-        least_waiting = min(worker.remaining_tokens for worker in workers)
-        base = 1.0 + QUEUE * least_waiting / max(fleet.mean_new_tokens, 1.0)
-        mean_recent = sum(worker.recent_new_tokens for worker in workers) / len(workers)
-        lowest = float("inf")
+        tokens, block_tokens = prompt.tokens, prompt.block_tokens
+        least_remaining = min([worker.remaining_tokens for worker in workers])
+        base = 1.0 + QUEUE * least_remaining / max(fleet.mean_new_tokens, 1.0)
+        mean_recent = sum([worker.recent_new_tokens for worker in workers]) / len(workers)
+        lowest = inf
         best: list[W] = []
         for worker in workers:
-            new = max(prompt.tokens - cached.get(worker.index, 0) * prompt.block_tokens, 0)
+            new = max(tokens - cached.get(worker.index, 0) * block_tokens, 0)
+            load = worker.remaining_tokens * worker.slowness + TOKENS_PER_REQUEST * worker.in_flight
+            if load + base * new * worker.slowness > lowest:
+                continue  # eviction only makes it dearer
             pressure = worker.recent_new_tokens / mean_recent if mean_recent else 1.0
             weight = base + EVICTION * min(max(pressure, 1.0), MAX_PRESSURE) * worker.cache_fill
-            cost = worker.remaining_tokens + weight * new + TOKENS_PER_REQUEST * worker.in_flight
+            cost = load + weight * new * worker.slowness
             if cost < lowest:
                 lowest, best = cost, [worker]
             elif cost == lowest:
                 best.append(worker)
-        chosen = best[0] if len(best) == 1 else ranked(best, distinguishing_key(prompt, fleet))[0]
+        chosen = best[0] if len(best) == 1 else _first_of_equals(best, prompt, fleet, mean_recent)
         return Choice(chosen, _reason(chosen, fleet))
+
+
+def _first_of_equals(best: list[W], prompt: PromptBlocks, fleet: FleetView[W], mean_recent: float) -> W:
+    """Those first that got at most their share of late, so that an idle fleet fills evenly; then by rendezvous."""
+    behind = [worker for worker in best if worker.recent_new_tokens <= mean_recent]
+    return ranked(behind or best, distinguishing_key(prompt, fleet))[0]
 
 
 def _reason(chosen: W, fleet: FleetView[W]) -> str:
