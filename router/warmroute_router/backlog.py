@@ -1,8 +1,8 @@
 """What a worker still has to compute: what it was sent and has not answered, less what it must have done meanwhile.
 
 Engines compute prompts about in the order in which they came. That one is done is told by its first byte, but
-between two first bytes a long prompt may be all but done: so each worker's prefill speed is measured, on requests that
-found it idle, and the time since it began with the oldest prompt counts.
+between two first bytes a long prompt may be all but done: so each worker's prefill speed is measured, on requests
+that found it idle, and the time since it began with the oldest prompt counts.
 """
 
 from .calibration import PrefillSpeed

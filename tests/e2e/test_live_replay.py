@@ -59,28 +59,43 @@ class Live(NamedTuple):
     case: Case
     answers: list[Replayed]
     workers: list[dict[str, Any]]
-    """By every router, as its `/workers` shows them afterwards."""
+    """By every router, as its `/workers` shows them at the end."""
     counters: dict[str, float]
-    """Every metric of the routers, summed over routers and labels."""
+    """Every metric of the routers at the end, summed over routers and labels."""
 
 
-async def run(case: Case, routers: Sequence[Sequence[str]]) -> Live:
-    """Replay the trace against a router process with each of these further flags: a request goes to any of them."""
+async def run(case: Case, routers: Sequence[Sequence[str]], parts: int = 1) -> Live:
+    """Replay the trace against a router process with each of these further flags: a request goes to any of them.
+
+    Between two parts of the trace every router is stopped and started again. The workers stay.
+    """
     spec = case.spec
     shape = ("--blocks", str(spec.blocks), "--block-tokens", str(case.trace.block_tokens))
     pace = ("--prefill-rate", str(spec.prefill_rate), "--tpot", str(spec.tpot))
+    answers: list[Replayed] = []
     with processes() as children:
         started = [children.spawn("warmroute_loadtest.lru_worker", *shape, *pace) for _ in range(spec.workers)]
         workers = [url_in(children.announcement(process)) for process in started]
         common = ("--port", "0", "--prometheus-port", "0", "--log-level", "warning", "--worker-urls", *workers)
-        started = [children.spawn("warmroute_router", *common, *flags) for flags in routers]
-        announcements = [children.announcement(process) for process in started]
-        urls = [url_in(line) for line in announcements]
-        answers = await replay(case.trace, urls, speed=spec.speed)
-        async with httpx.AsyncClient() as client:
-            shown = [worker for url in urls for worker in (await client.get(f"{url}/workers")).json()["workers"]]
-            exposed = [(await client.get(metrics_url(line))).text for line in announcements]
+        for part in divided(case.trace, parts):
+            started = [children.spawn("warmroute_router", *common, *flags) for flags in routers]
+            announcements = [children.announcement(process) for process in started]
+            urls = [url_in(line) for line in announcements]
+            answers += await replay(part, urls, speed=spec.speed)
+            async with httpx.AsyncClient() as client:
+                shown = [worker for url in urls for worker in (await client.get(f"{url}/workers")).json()["workers"]]
+                exposed = [(await client.get(metrics_url(line))).text for line in announcements]
+            children.stop(started)
     return Live(case, answers, shown, counters(exposed))
+
+
+def divided(trace: Trace, parts: int) -> list[Trace]:
+    size = -(-len(trace.requests) // parts)
+    pieces = [trace.requests[start : start + size] for start in range(0, len(trace.requests), size)]
+    return [
+        trace._replace(requests=[replace(each, arrival=each.arrival - piece[0].arrival) for each in piece])
+        for piece in pieces
+    ]
 
 
 def metrics_url(announcement: str) -> str:
@@ -107,7 +122,7 @@ def test_the_hit_rate_is_the_simulated_one(live: Live) -> None:
     warm, blind = (simulate(live.case.trace, policy, live.case.spec) for policy in ("cache_aware", "round_robin"))
     assert hit_rate(live.answers) == pytest.approx(warm.hit_rate, abs=WITHIN)
     assert hit_rate(live.answers) > 1.5 * blind.hit_rate
-    assert warm.hit_rate < warm.ceiling - 0.01, "the caches do not overflow, and the test shows nothing"
+    assert warm.hit_rate < warm.ceiling, "the caches do not overflow, and the test shows nothing"
 
 
 def test_every_request_is_answered_and_its_usage_adds_up(live: Live) -> None:
@@ -162,4 +177,13 @@ def test_three_routers_keep_the_hit_rate_of_one(live: Live, monkeypatch: pytest.
     three = uvloop.run(run(live.case, gossiping(ROUTERS)))
     assert {answer.status for answer in three.answers} == {200}
     assert {(worker["in_flight"], worker["waiting_tokens"]) for worker in three.workers} == {(0, 0)}
+    assert three.counters["warmroute_followed_decisions_total"] == (ROUTERS - 1) * len(three.answers)
     assert hit_rate(three.answers) >= KEPT * hit_rate(live.answers)
+
+
+@pytest.mark.parametrize("live", ["zipf"], indirect=True)
+def test_a_router_that_restarts_again_and_again_keeps_it_too(live: Live, tmp_path: Path) -> None:
+    """Four times. Without its file it keeps nine tenths."""
+    restarted = uvloop.run(run(live.case, [("--state-file", str(tmp_path / "state"))], parts=5))
+    assert {answer.status for answer in restarted.answers} == {200}
+    assert hit_rate(restarted.answers) >= KEPT * hit_rate(live.answers)

@@ -60,7 +60,7 @@ def decode_records(data: bytes) -> list[Record]:
         length, seen, used = _list(item, 3)
         ages = {_count(worker): _number(age) for worker, age in (_list(pair, 2) for pair in _list(seen))}
         parent = hashes.next(1)[0]
-        records.append(Record(parent, hashes.next(_count(length)), ages, _count(used)))
+        records.append(Record(parent, hashes.next(_count(length)), ages, _whole(used)))
     hashes.end()
     return records
 
@@ -135,8 +135,14 @@ def _text(value: Any) -> str:
 
 
 def _count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= MAX_COUNT:
+    if _whole(value) < 0:
         raise ValueError("expected a count")
+    return int(value)
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or abs(value) > MAX_COUNT:
+        raise ValueError("expected a whole number")
     return value
 
 
