@@ -51,10 +51,10 @@ class Recorder:
 
     def __init__(self) -> None:
         self.told: list[tuple[str, int, int, float]] = []
-        self.seen: list[list[tuple[int, int]]] = []
+        self.seen: list[list[tuple[float, int]]] = []
 
     def choose(self, prompt: PromptBlocks, fleet: FleetView[W]) -> Choice[W]:
-        self.seen.append([(worker.waiting_tokens, worker.in_flight) for worker in fleet.workers])
+        self.seen.append([(worker.remaining_tokens, worker.in_flight) for worker in fleet.workers])
         return Choice(fleet.workers[(len(self.seen) - 1) % len(fleet.workers)], "turn")
 
     def dispatched(self, prompt: PromptBlocks, worker: WorkerView, now: float) -> None:
@@ -82,7 +82,7 @@ def test_every_request_is_answered_once_and_nothing_is_left(name: str, seed: int
     def count() -> None:
         ended[0] += 1
 
-    run = SimulatedFleet(requests, SIM_POLICIES[name](10**6), SPEC, count)
+    run = SimulatedFleet(requests, lambda: SIM_POLICIES[name](10**6), SPEC, count)
     answers = run.run()
     assert ended == [len(answers)] == [60]
     for asked, answer in zip(requests.requests, answers, strict=True):
@@ -91,15 +91,16 @@ def test_every_request_is_answered_once_and_nothing_is_left(name: str, seed: int
     computed = sum(worker.computed_tokens for worker in run.workers)
     cached = 10 * sum(answer.cached_blocks for answer in answers)
     assert computed + cached == sum(asked.input_tokens for asked in requests.requests)
-    assert sum(worker.delivered_tokens for worker in run.fleet.workers) == cached
-    assert all((worker.waiting_tokens, worker.in_flight) == (0, 0) for worker in run.fleet.workers)
+    (router,) = run.replicas.routers
+    assert sum(worker.delivered_tokens for worker in router.fleet.workers) == cached
+    assert all((worker.waiting_tokens, worker.in_flight) == (0, 0) for worker in router.fleet.workers)
     assert all(worker.cache.pinned == 0 and worker.cache.used <= 30 for worker in run.workers)
 
 
 def test_a_policy_is_told_of_each_moment_once_and_in_order() -> None:
     policy = Recorder()
     requests = made(1)
-    answers = SimulatedFleet(requests, policy, SPEC).run()
+    answers = SimulatedFleet(requests, lambda: policy, SPEC).run()
     assert Counter(what for what, *_ in policy.told) == {"dispatched": 120, "first byte": 120, "ended": 120}
     assert [now for *_, now in policy.told] == sorted(now for *_, now in policy.told)
     by_prompt: dict[int, list[tuple[str, int, float]]] = {}
@@ -119,14 +120,15 @@ def test_the_load_that_a_policy_sees() -> None:
     policy = Recorder()
     one = request(0.0, [1, 2, 3, 4], output=2)
     others = [request(at, []) for at in (0.5, 0.75, 1.0, 9.0)]
-    SimulatedFleet(trace(one, *others), policy, FleetSpec(workers=5, blocks=30, prefill_rate=80.0, tpot=0.25)).run()
+    spec = FleetSpec(workers=5, blocks=30, prefill_rate=80.0, tpot=0.25)
+    SimulatedFleet(trace(one, *others), lambda: policy, spec).run()
     assert [seen[0] for seen in policy.seen] == [(0, 0), (40, 1), (0, 1), (0, 0), (0, 0)]
 
 
 def test_a_prefix_counts_as_there_from_its_dispatch() -> None:
     """Both arrive at once: the second is told that the first is being computed, and really finds it there."""
     requests = trace(request(0.0, [1, 2, 3, 4, 5]), request(0.0, [1, 2, 3, 4, 6]))
-    answers = SimulatedFleet(requests, SIM_POLICIES["cache_aware"](10**6), replace(SPEC, workers=1)).run()
+    answers = SimulatedFleet(requests, lambda: SIM_POLICIES["cache_aware"](10**6), replace(SPEC, workers=1)).run()
     assert (answers[1].predicted_blocks, answers[1].cached_blocks) == (4, 4)
 
 
@@ -157,7 +159,7 @@ def test_the_seed_holds_for_what_a_policy_draws_when_it_is_made(monkeypatch: pyt
 
 def test_speed_moves_the_arrivals_together() -> None:
     answers = SimulatedFleet(
-        trace(request(0.0, []), request(3.0, [])), Recorder(), FleetSpec(workers=1, blocks=3, speed=2.0)
+        trace(request(0.0, []), request(3.0, [])), Recorder, FleetSpec(workers=1, blocks=3, speed=2.0)
     ).run()
     assert [answer.arrival for answer in answers] == [0.0, 1.5]
 
@@ -183,7 +185,7 @@ def test_skew_is_of_computed_tokens() -> None:
 
 
 def answered(ttft: float, *, blocks: int = 2, predicted: int = 0, cached: int = 0) -> Answer:
-    return Answer(0, 10.0, blocks * 10, blocks, predicted, cached, 10.0 + ttft, 10.0 + ttft)
+    return Answer(10.0, blocks * 10, blocks, 0, predicted, cached, 10.0 + ttft, 10.0 + ttft)
 
 
 def test_the_figures_of_a_run() -> None:
@@ -212,13 +214,13 @@ def test_a_trace_without_requests_has_figures_too() -> None:
     assert (result.requests, result.hit_rate, result.ttft_p99, result.skew, result.goodput) == (0, 0.0, 0.0, 1.0, 0.0)
 
 
-def test_a_policy_may_be_an_object() -> None:
-    assert simulate(made(4, 10), Recorder(), SPEC).policy == "Recorder"
+def test_a_policy_may_be_a_class() -> None:
+    assert simulate(made(4, 10), Recorder, SPEC).policy == "Recorder"
 
 
 def test_a_session_keeps_its_worker() -> None:
     requests = [TraceRequest(float(n), array("Q", [n]), 10, 1, f"chat {n % 3}") for n in range(30)]
-    answers = SimulatedFleet(trace(*requests), SIM_POLICIES["session"](10**6), SPEC).run()
+    answers = SimulatedFleet(trace(*requests), lambda: SIM_POLICIES["session"](10**6), SPEC).run()
     assert all(len({answer.worker for answer in answers[chat::3]}) == 1 for chat in range(3))
 
 

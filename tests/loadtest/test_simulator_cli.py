@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from warmroute_loadtest.simulator import SIM_POLICIES, cli
+from warmroute_loadtest.simulator import SIM_POLICIES, FleetSpec, Result, cli, simulate
 from warmroute_loadtest.simulator.cli import main
+from warmroute_loadtest.simulator.fleet import Progress
+from warmroute_loadtest.traces import Trace
 
 FIELDS = [
     "policy",
@@ -74,13 +76,25 @@ def test_each_trace_has_its_table(trace: Path, tmp_path: Path, capsys: pytest.Ca
     assert [len(record["results"]) for record in json.loads(out.read_bytes())] == [2, 2]
 
 
-@pytest.mark.parametrize("flag", ["--workers", "--blocks", "--block-tokens", "--limit"])
+@pytest.mark.parametrize("flag", ["--workers", "--blocks", "--block-tokens", "--limit", "--routers"])
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "many"])
 def test_a_count_is_a_whole_number_above_zero(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"argument {flag}: expected a whole number" in usage_error(["x", f"{flag}={value}"], capsys)
 
 
-@pytest.mark.parametrize("flag", ["--prefill-rate", "--tpot", "--speed", "--slo"])
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--prefill-rate",
+        "--tpot",
+        "--speed",
+        "--slo",
+        "--sessions-per-s",
+        "--gossip-delay",
+        "--restart-router-at",
+        "--restart-worker-at",
+    ],
+)
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "fast"])
 def test_a_rate_is_a_number_above_zero(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"argument {flag}: expected a number" in usage_error(["x", f"{flag}={value}"], capsys)
@@ -118,6 +132,75 @@ def test_a_trace_that_cannot_run_is_told_in_one_line(
 ) -> None:
     assert main([str(trace), *flags]) == 1
     assert message in one_line(capsys)
+
+
+def test_how_to_restart_without_when_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--restart-router-at is missing" in usage_error(["x", "--restart-cold"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ([], None),
+        (["--routers", "3"], "3 routers"),
+        (["--routers", "2", "--no-gossip"], "2 routers that do not talk"),
+        (["--restart-router-at", "1.5"], "a router restarts warm at 1.5 s"),
+        (["--restart-router-at", "1", "--restart-cold"], "a router restarts cold at 1 s"),
+        (
+            ["--routers", "2", "--restart-router-at", "99", "--restart-worker-at", "99"],
+            "2 routers; a router restarts warm at 99 s; a worker restarts at 99 s",
+        ),
+    ],
+)
+def test_replicas_and_restarts_are_passed_on_and_told(
+    trace: Path, flags: list[str], told: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(trace), *flags]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert lines[-1] == told if told else "ceiling" in lines[-1]
+
+
+def test_a_lone_worker_that_restarts_is_told_in_one_line(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(trace), "--workers", "1", "--restart-worker-at", "1"]) == 1
+    assert "a lone worker cannot restart" in one_line(capsys)
+
+
+def test_every_flag_reaches_the_fleet(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[FleetSpec] = []
+
+    def note(trace: Trace, policy: str, spec: FleetSpec, progress: Progress) -> Result:
+        seen.append(spec)
+        return simulate(trace, policy, spec, progress)
+
+    monkeypatch.setattr(cli, "simulate", note)
+    flags = "--routers 2 --no-gossip --gossip-delay 0.5 --restart-router-at 1 --restart-cold --restart-worker-at 2"
+    for given in ([], flags.split()):
+        assert main([str(trace), "--policy", "random", *given]) == 0
+    assert seen == [
+        FleetSpec(),
+        FleetSpec(
+            routers=2,
+            gossip=False,
+            gossip_delay=0.5,
+            restart_router_at=1.0,
+            warm_restart=False,
+            restart_worker_at=2.0,
+        ),
+    ]
+
+
+def test_how_often_sessions_start(tmp_path: Path) -> None:
+    """Questions that nobody has timed, on a slow worker: they wait for each other, or come one by one."""
+    path, out = tmp_path / "chats.jsonl", tmp_path / "figures.json"
+    chat = [{"from": "human", "value": "why? " * 400}, {"from": "gpt", "value": "so."}]
+    path.write_text("".join(json.dumps({"id": str(number), "conversations": chat}) + "\n" for number in range(9)))
+
+    def ttft(rate: str) -> float:
+        flags = ["--workers", "1", "--policy", "round_robin", "--sessions-per-s", rate, "--json", str(out)]
+        assert main([str(path), *flags, "--prefill-rate", "100"]) == 0
+        return float(json.loads(out.read_bytes())[0]["results"][0]["ttft_mean"])
+
+    assert ttft("1000") > ttft("0.01")
 
 
 def test_the_seed_is_passed_on(trace: Path, tmp_path: Path) -> None:

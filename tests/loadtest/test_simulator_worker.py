@@ -173,7 +173,7 @@ def trace_of(asks: list[Ask]) -> Trace:
 
 def run_one(trace: Trace, blocks: int, rate: float, tpot: float) -> tuple[list[Answer], WorkerModel]:
     spec = FleetSpec(workers=1, blocks=blocks, prefill_rate=rate, tpot=tpot)
-    fleet = SimulatedFleet(trace, SIM_POLICIES["round_robin"](10**6), spec)
+    fleet = SimulatedFleet(trace, lambda: SIM_POLICIES["round_robin"](10**6), spec)
     return fleet.run(), fleet.workers[0]
 
 

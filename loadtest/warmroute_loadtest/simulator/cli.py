@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import orjson
 from warmroute_router.cli import OneLineParser
+from warmroute_router.replicas.gossip import FLUSH_INTERVAL
 
 from ..traces import FORMATS, Trace, TraceError, load_trace
 from . import SIM_POLICIES, FleetSpec, Result, SimulationError, simulate
@@ -23,7 +24,7 @@ N = TypeVar("N", int, float)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run traces through a simulated fleet, once with each policy, and compare."""
-    args = _parser().parse_args(argv)
+    args = _parsed(argv)
     try:
         from rich.console import Console
 
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     spec, console, records = _spec(args), Console(), []
     try:
         for path in args.traces:
-            trace = load_trace(path, format=args.format, limit=args.limit)
+            trace = load_trace(path, format=args.format, limit=args.limit, sessions_per_s=args.sessions_per_s)
             results = _run(trace, args.policy, spec)
             print_results(console, trace, spec, results)
             records.append({"trace": trace.name, "results": [result.figures() for result in results]})
@@ -71,6 +72,14 @@ def _progress(trace: Trace, policies: int) -> Iterator[Progress]:
         yield lambda: bar.advance(task)
 
 
+def _parsed(argv: Sequence[str] | None) -> Namespace:
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.restart_cold and args.restart_router_at is None:
+        parser.error("--restart-cold says how, and --restart-router-at is missing, which says when")
+    return args
+
+
 def _parser() -> OneLineParser:
     default = FleetSpec()
     parser = OneLineParser(prog="warmroute simulate", description=main.__doc__)
@@ -91,12 +100,46 @@ def _parser() -> OneLineParser:
         "--tpot", type=_positive, default=default.tpot, metavar="S", help="seconds per decoded token (%(default)s)"
     )
     option("--speed", type=_positive, default=1.0, metavar="X", help="let requests arrive X times as fast")
+    option(
+        "--sessions-per-s",
+        type=_positive,
+        default=1.0,
+        metavar="X",
+        help="let X sessions start in a second, where the trace has no times for that (default: 1)",
+    )
     option("--limit", type=_count, metavar="N", help="only the first N requests of each trace")
     option("--policy", type=_policies, default=("cache_aware", "round_robin"), metavar="A,B", help=_policy_help())
     option("--seed", type=int, default=default.seed, metavar="N", help="of policies that draw (default: %(default)s)")
     option("--slo", type=_positive, default=default.slo, metavar="S", help="TTFT that is good enough (%(default)g)")
     option("--json", type=_new_file, metavar="FILE", help="write the figures there")
+    _add_replicas(parser)
     return parser
+
+
+def _add_replicas(parser: OneLineParser) -> None:
+    default = FleetSpec()
+    option = parser.add_argument_group(
+        "several routers, and restarts",
+        "Gossip and warm starts are this router's: with the policies of others, each knows what it sent itself.",
+    ).add_argument
+    option(
+        "--routers",
+        type=_count,
+        default=default.routers,
+        metavar="N",
+        help="each request goes to any of them (default: %(default)s)",
+    )
+    option("--no-gossip", action="store_true", help="the routers do not talk")
+    option(
+        "--gossip-delay",
+        type=_positive,
+        default=default.gossip_delay,
+        metavar="S",
+        help=f"from one router to another, once it is sent, every {FLUSH_INTERVAL:g} s (default: %(default)g)",
+    )
+    option("--restart-router-at", type=_positive, metavar="S", help="a new router takes the first one's place")
+    option("--restart-cold", action="store_true", help="it starts with nothing, and not with a snapshot")
+    option("--restart-worker-at", type=_positive, metavar="S", help="the first worker loses its cache and requests")
 
 
 def _policy_help() -> str:
@@ -146,4 +189,10 @@ def _spec(args: Namespace) -> FleetSpec:
         speed=args.speed,
         seed=args.seed,
         slo=args.slo,
+        routers=args.routers,
+        gossip=not args.no_gossip,
+        gossip_delay=args.gossip_delay,
+        restart_router_at=args.restart_router_at,
+        warm_restart=not args.restart_cold,
+        restart_worker_at=args.restart_worker_at,
     )

@@ -13,7 +13,8 @@ from .baselines import BASELINES
 class SimPolicy(Protocol):
     """A policy, and what other routers' policies keep books on: the life of each request, `now` in seconds.
 
-    For each request in this order: `choose`, `dispatched`, `first_byte`, `ended`, each exactly once.
+    For each request in this order: `choose`, `dispatched`, `first_byte`, `ended`, each exactly once; and from the
+    start where its worker dies over it, `first_byte` and `ended` of the lost one being that moment at the latest.
     """
 
     def choose(self, prompt: PromptBlocks, fleet: FleetView[W]) -> Choice[W]: ...

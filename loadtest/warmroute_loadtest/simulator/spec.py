@@ -1,11 +1,14 @@
 """What is simulated: the fleet and its pace, in one frozen object."""
 
+from array import array
 from dataclasses import dataclass, replace
 
 from warmroute_router.blocks import BLOCK_TOKENS
 from warmroute_router.tree import MAX_TREE_BLOCKS
 
-from ..traces import Trace
+from ..traces import Trace, TraceRequest
+
+_NEVER_COUNTED = 2**64 - 1
 
 
 class SimulationError(Exception):
@@ -32,10 +35,24 @@ class FleetSpec:
     seed: int = 0
     slo: float = 2.0
     """Seconds to the first token that still count as good."""
+    routers: int = 1
+    """Each request goes to any of them."""
+    gossip: bool = True
+    """Whether several routers talk. With other routers' policies they never do, and each has what it sent itself."""
+    gossip_delay: float = 0.005
+    """Seconds from one router to another, for what has been waiting for up to `gossip.FLUSH_INTERVAL`."""
+    restart_router_at: float | None = None
+    """Seconds from the start of the run at which the first router gives way to a new one."""
+    warm_restart: bool = True
+    """Whether that one starts with what a peer knows (a lone one: with what the one before it wrote to a file)."""
+    restart_worker_at: float | None = None
+    """Seconds from the start of the run at which the first worker loses its cache and its requests."""
 
     def __post_init__(self) -> None:
-        sizes = (self.workers, self.blocks, self.prefill_rate, self.tpot, self.speed, self.slo)
+        sizes = (self.workers, self.blocks, self.prefill_rate, self.tpot, self.speed, self.slo, self.routers)
         assert min(sizes) > 0, f"every size and rate must be above zero: {self}"
+        times = (self.gossip_delay, self.restart_router_at or 0.0, self.restart_worker_at or 0.0)
+        assert min(times) >= 0, f"no time may be before the start: {self}"
 
     def tree_bound(self, block_tokens: int) -> int:
         """The server's tree holds shorter blocks than most traces, and its bound is really one on prompt text."""
@@ -59,3 +76,17 @@ def coarsened(trace: Trace, block_tokens: int | None) -> Trace:
         )
     requests = [replace(request, block_ids=request.block_ids[group - 1 :: group]) for request in trace.requests]
     return trace._replace(block_tokens=block_tokens, requests=requests)
+
+
+def without_zero(trace: Trace) -> Trace:
+    """The same trace, with another name for block 0, where it has one.
+
+    Some traces count their blocks from 0, which in a snapshot is the root's name: no hash of a real block is 0.
+    """
+    return trace._replace(requests=[_without_zero(request) for request in trace.requests])
+
+
+def _without_zero(request: TraceRequest) -> TraceRequest:
+    if 0 not in request.block_ids:
+        return request
+    return replace(request, block_ids=array("Q", [block or _NEVER_COUNTED for block in request.block_ids]))

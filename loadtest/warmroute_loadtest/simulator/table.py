@@ -27,7 +27,7 @@ def _table(trace: Trace, spec: FleetSpec, results: Sequence[Result]) -> Table:
     table = Table(
         title=f"{trace.name}: {len(trace.requests):,} requests{skipped}",
         caption=f"{spec.workers} workers × {spec.blocks:,} blocks of {block_tokens} tokens, "
-        f"{spec.prefill_rate:,.0f} tokens/s; TTFT in s; ceiling {results[0].ceiling:.1%}",
+        f"{spec.prefill_rate:,.0f} tokens/s; TTFT in s; ceiling {results[0].ceiling:.1%}{_replicas(spec)}",
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),  # with short names it fits 80 columns
         pad_edge=False,
@@ -39,6 +39,18 @@ def _table(trace: Trace, spec: FleetSpec, results: Sequence[Result]) -> Table:
     for result in results:
         table.add_row(*_cells(result))
     return table
+
+
+def _replicas(spec: FleetSpec) -> str:
+    """What is out of the ordinary, on a line of its own."""
+    told = []
+    if spec.routers > 1:
+        told.append(f"{spec.routers} routers" + ("" if spec.gossip else " that do not talk"))
+    if spec.restart_router_at is not None:
+        told.append(f"a router restarts {'warm' if spec.warm_restart else 'cold'} at {spec.restart_router_at:g} s")
+    if spec.restart_worker_at is not None:
+        told.append(f"a worker restarts at {spec.restart_worker_at:g} s")
+    return "\n" + "; ".join(told) if told else ""
 
 
 def _headings(spec: FleetSpec) -> tuple[str, ...]:

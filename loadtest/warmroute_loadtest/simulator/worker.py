@@ -57,10 +57,18 @@ class WorkerModel:
         """Prompt tokens that were not cached."""
         self._block_tokens = block_tokens
         self._prefill_rate = prefill_rate
+        self._tpot = tpot
         self._queue: deque[Job] = deque()
         self._prefilling: Job | None = None
         self._prefilled_at = inf
         self._decode: DecodeBatch[Job] = DecodeBatch(tpot)
+
+    def restart(self) -> None:
+        """Its process is another one: with an empty cache, and nothing to do. What it has computed stays computed."""
+        self.cache = BlockCache(self.cache.capacity)
+        self._queue.clear()
+        self._prefilling, self._prefilled_at = None, inf
+        self._decode = DecodeBatch(self._tpot)
 
     @property
     def next_at(self) -> float:
