@@ -4,7 +4,7 @@ from collections import Counter
 from enum import StrEnum
 from typing import NamedTuple
 
-from .backlog import Backlog
+from .backlog import Backlog, Prefill
 from .calibration import Retention
 from .upstream import Pool
 
@@ -20,6 +20,10 @@ class Load(NamedTuple):
 
     in_flight: int
     waiting_tokens: int
+    oldest_tokens: int = 0
+    """Of the prompt that waits longest; 0 where none does."""
+    oldest_sent_at: float = 0.0
+    """Seconds, on this router's clock."""
 
 
 NO_LOAD = Load(0, 0)
@@ -68,16 +72,18 @@ class Worker:
 
     @property
     def own_load(self) -> Load:
-        peers = self.peer_loads.values()
+        peers, oldest = self.peer_loads.values(), self.backlog.oldest
         return Load(
             self.in_flight - sum(load.in_flight for load in peers),
             self.waiting_tokens - sum(load.waiting_tokens for load in peers),
+            *((oldest.tokens, oldest.sent_at) if oldest is not None else (0, 0.0)),
         )
 
     def set_peer_load(self, peer: str, load: Load, now: float) -> None:
         before = self.peer_loads.pop(peer, NO_LOAD)
         self.in_flight += load.in_flight - before.in_flight
-        self.backlog.of_peers(load.waiting_tokens - before.waiting_tokens, now)
+        oldest = Prefill(load.oldest_tokens, load.oldest_sent_at) if load.oldest_tokens else None
+        self.backlog.of_peer(peer, load.waiting_tokens - before.waiting_tokens, oldest, now)
         if load != NO_LOAD:
             self.peer_loads[peer] = load
 

@@ -224,6 +224,14 @@ class Routing:
                 each.recent_new_tokens /= self._recent_unit
             self._recent_unit = 1.0
 
+    def recent_of(self, worker: Worker) -> float:
+        """Its new tokens of late, in tokens of the last request's weight."""
+        return worker.recent_new_tokens / self._recent_unit
+
+    def adopt(self, worker: Worker, recent: float) -> None:
+        """Begin with what another router knows."""
+        worker.recent_new_tokens = max(worker.recent_new_tokens, recent * self._recent_unit)
+
     def unreachable(self, worker: Worker, *, gone: bool) -> None:
         """No connection to a worker. Where its process is `gone`, so is what it had cached."""
         worker.state = State.UNHEALTHY

@@ -6,7 +6,7 @@ import pytest
 from warmroute_router.backlog import Backlog, Prefill
 from warmroute_router.blocks import PromptBlocks, hash_blocks
 from warmroute_router.calibration import PrefillSpeed
-from warmroute_router.fleet import Fleet, Load, State
+from warmroute_router.fleet import Fleet, State
 from warmroute_router.policies import POLICIES
 from warmroute_router.routing import Placement, Routing
 from warmroute_router.tree import PrefixTree
@@ -67,15 +67,22 @@ def test_an_answer_that_comes_whole_is_taken_for_computed_once_it_must_be() -> N
     assert backlog.tokens == 0
 
 
-def test_what_peers_wait_for_counts_too() -> None:
+def test_what_peers_wait_for_counts_too_and_the_oldest_of_all_is_what_is_computed() -> None:
     backlog = of_speed(100)
-    backlog.of_peers(700, 0.0)
-    assert remaining(backlog, 1.0) == 700
-    backlog.add(1000, 1.0, streamed=True)
-    assert remaining(backlog, 3.0) == 1700 - 200
-    backlog.of_peers(-700, 5.0)
-    assert remaining(backlog, 6.0) == 1000 - 100
-    assert Fleet(("http://a",)).workers[0].own_load == Load(0, 0)
+    backlog.of_peer("p", 700, Prefill(300, 0.0), 0.0)
+    assert remaining(backlog, 1.0) == 700 - 100
+    own = backlog.add(1000, 1.0, streamed=True)
+    backlog.of_peer("q", 50, Prefill(50, 0.5), 1.0)
+    assert remaining(backlog, 2.0) == 1750 - 200
+    assert remaining(backlog, 9.0) == 1750 - 300, "p's first prompt is late, and the others come after it"
+    backlog.of_peer("p", -300, Prefill(400, 2.0), 9.0)
+    assert remaining(backlog, 9.3) == pytest.approx(1450 - 30)
+    backlog.of_peer("q", -50, None, 9.5)
+    assert remaining(backlog, 10.5) == 1400 - 100
+    backlog.done(own, 20.0)
+    assert remaining(backlog, 21.0) == 400 - 100
+    backlog.of_peer("p", -400, None, 24.0)
+    assert (backlog.tokens, remaining(backlog, 25.0)) == (0, 0)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -11,7 +11,7 @@ from warmroute_router.blocks import BLOCK_TOKENS, PromptBlocks
 from warmroute_router.fleet import Fleet, Load, State
 from warmroute_router.policies import POLICIES
 from warmroute_router.replicas import gossip as gossip_module
-from warmroute_router.replicas.gossip import Batch, Gossip, Sent
+from warmroute_router.replicas.gossip import Batch, Gossip, Sent, ToldLoad
 from warmroute_router.replicas.snapshot import Loading, snapshot
 from warmroute_router.replicas.wire import decode_batch, decode_records, encode_batch, encode_records
 from warmroute_router.routing import Placement, Routing
@@ -59,10 +59,10 @@ def test_a_decision_is_known_to_the_peer_and_the_load_is_too() -> None:
 
     placement.first_byte()
     again = telling.take()
-    assert again == Batch([], {url: Load(1, 0)})
+    assert again == Batch([], {url: ToldLoad(1, 0)})
     placement.release()
     last = telling.take()
-    assert last == Batch([], {url: Load(0, 0)})
+    assert last == Batch([], {url: ToldLoad(0, 0)})
     listening.apply("one", again)
     listening.apply("one", last)
     assert (worker.in_flight, worker.waiting_tokens, worker.peer_loads) == (0, 0, {})
@@ -71,14 +71,14 @@ def test_a_decision_is_known_to_the_peer_and_the_load_is_too() -> None:
 def test_a_peer_that_is_lost_leaves_no_load() -> None:
     routing = routing_over(A)
     gossip = Gossip(routing)
-    gossip.apply("p", Batch([], {A: Load(3, 100)}))
-    gossip.apply("q", Batch([], {A: Load(2, 50)}))
+    gossip.apply("p", Batch([], {A: ToldLoad(3, 100)}))
+    gossip.apply("q", Batch([], {A: ToldLoad(2, 50)}))
     mine = placed(routing, prompt(1))
     worker = routing.fleet.workers[0]
-    assert (worker.in_flight, worker.waiting_tokens, worker.own_load) == (
+    assert (worker.in_flight, worker.waiting_tokens, worker.own_load[:2]) == (
         6,
         150 + BLOCK_TOKENS,
-        Load(1, BLOCK_TOKENS),
+        (1, BLOCK_TOKENS),
     )
     gossip.lost("p")
     gossip.lost("never there")
@@ -90,7 +90,7 @@ def test_a_peer_that_is_lost_leaves_no_load() -> None:
 
 def test_workers_that_are_not_known_here_are_not_spoken_of() -> None:
     routing = routing_over(A)
-    Gossip(routing).apply("p", Batch([Sent("http://c", array("Q", [1]), 64)], {"http://c": Load(1, 1)}))
+    Gossip(routing).apply("p", Batch([Sent("http://c", array("Q", [1]), 64)], {"http://c": ToldLoad(1, 1)}))
     assert routing.tree.blocks == 0
     assert routing.fleet.workers[0].in_flight == 0
 
@@ -114,7 +114,7 @@ counts = st.integers(0, 2**40)
 batches = st.builds(
     Batch,
     st.lists(st.builds(Sent, st.text(), hashes, counts), max_size=4),
-    st.dictionaries(st.text(), st.builds(Load, counts, counts), max_size=4),
+    st.dictionaries(st.text(), st.builds(ToldLoad, counts, counts, counts, st.floats(0, 1e6)), max_size=4),
 )
 records = st.lists(
     st.builds(
@@ -160,9 +160,11 @@ def test_garbage_is_a_value_error_and_nothing_else(data: bytes, draw: st.DataObj
         b'{"sent":[[1,0,0]]}',
         b'{"sent":[["u",1e3,1]]}',
         b'{"sent":{}}',
-        b'{"loads":{"u":[true,0]}}',
-        b'{"loads":{"u":[1,1e300]}}',
-        b'{"loads":{"u":[99999999999999999,0]}}',
+        b'{"loads":{"u":[true,0,0,0.0]}}',
+        b'{"loads":{"u":[1,1e300,0,0.0]}}',
+        b'{"loads":{"u":[99999999999999999,0,0,0.0]}}',
+        b'{"loads":{"u":[1,1,1,"2"]}}',
+        b'{"loads":{"u":[1,1]}}',
         b'{"loads":[]}',
     ],
 )

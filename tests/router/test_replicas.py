@@ -16,7 +16,7 @@ from warmroute_router.replicas import channel as channel_module
 from warmroute_router.replicas import link as link_module
 from warmroute_router.replicas import listener as listener_module
 from warmroute_router.replicas.channel import Channel, OneselfError, PeerError, dial, greet, identity
-from warmroute_router.replicas.gossip import Batch
+from warmroute_router.replicas.gossip import Batch, ToldLoad
 from warmroute_router.replicas.peers import Peers
 from warmroute_router.replicas.warm_up import ALIVE, END, PLEASE
 from warmroute_router.replicas.wire import decode_batch, encode_batch
@@ -182,10 +182,10 @@ async def test_a_peer_that_reconnects_is_not_counted_twice() -> None:
     async with running() as replica:
         own = identity(KEY)
         first = await dial(*replica.address, own)
-        first.send(encode_batch(Batch([], {A: Load(2, 20)})))
+        first.send(encode_batch(Batch([], {A: ToldLoad(2, 20)})))
         await until(lambda: replica.loads[0] == Load(2, 20))
         second = await dial(*replica.address, own)
-        second.send(encode_batch(Batch([], {A: Load(3, 30)})))
+        second.send(encode_batch(Batch([], {A: ToldLoad(3, 30)})))
         await until(lambda: replica.loads[0] == Load(3, 30))
         await hung_up(first)
         await asyncio.sleep(0.05)
@@ -240,11 +240,11 @@ async def test_who_is_no_router_of_this_kind_is_hung_up_on(said: bytes, monkeypa
 
 
 @pytest.mark.parametrize(
-    "payload", [b"garbage", b"{}\n1", b'{"loads":{"http://a":[-1,0]}}\n', b"\xff" * 100], ids=str
+    "payload", [b"garbage", b"{}\n1", b'{"loads":{"http://a":[-1,0,0,0.0]}}\n', b"\xff" * 100], ids=str
 )
 async def test_who_sends_garbage_is_hung_up_on_and_leaves_nothing(payload: bytes) -> None:
     async with running() as replica, channel_to(replica) as channel:
-        channel.send(encode_batch(Batch([], {A: Load(1, 1)})))
+        channel.send(encode_batch(Batch([], {A: ToldLoad(1, 1)})))
         await until(lambda: replica.loads[0] == Load(1, 1))
         channel.send(payload)
         await hung_up(channel)
@@ -258,7 +258,7 @@ async def test_a_frame_that_was_changed_on_its_way_or_sent_again_is_not_believed
                 written: list[bytes] = []
                 keep = channel._writer.write
                 channel._writer.write = written.append  # type: ignore[method-assign, assignment]
-                channel.send(encode_batch(Batch([], {A: Load(1, 1)})))
+                channel.send(encode_batch(Batch([], {A: ToldLoad(1, 1)})))
                 channel._writer.write = keep  # type: ignore[method-assign]
                 frame = b"".join(written)
                 if change == "payload":
@@ -274,7 +274,7 @@ async def test_a_frame_that_was_changed_on_its_way_or_sent_again_is_not_believed
 async def test_who_falls_silent_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_module, "SILENCE", 0.1)
     async with running() as replica, channel_to(replica) as channel:
-        channel.send(encode_batch(Batch([], {A: Load(1, 1)})))
+        channel.send(encode_batch(Batch([], {A: ToldLoad(1, 1)})))
         await until(lambda: replica.loads[0] == Load(1, 1))
         await until(lambda: replica.loads[0] == Load(0, 0))
 
@@ -352,7 +352,7 @@ async def test_whoever_missed_a_batch_is_told_the_whole_load_again(monkeypatch: 
 
 def told(heard: list[bytes]) -> Load:
     """The sum over the workers of what was told last."""
-    loads: dict[str, Load] = {}
+    loads: dict[str, ToldLoad] = {}
     for data in heard:
         loads.update(decode_batch(data).loads)
     return Load(sum(load.in_flight for load in loads.values()), sum(load.waiting_tokens for load in loads.values()))

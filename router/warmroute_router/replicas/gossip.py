@@ -26,10 +26,20 @@ class Sent(NamedTuple):
     tokens: int
 
 
+class ToldLoad(NamedTuple):
+    """A `Load` for others: clocks differ, how long something has waited does not."""
+
+    in_flight: int
+    waiting_tokens: int
+    oldest_tokens: int = 0
+    oldest_age: float = 0.0
+    """Seconds."""
+
+
 class Batch(NamedTuple):
     sent: list[Sent]
-    loads: Mapping[str, Load]
-    """What the router itself has on each worker; only of those where that has changed."""
+    loads: Mapping[str, ToldLoad]
+    """What the router itself has on each worker, by URL; only of those where that has changed."""
 
 
 class Gossip:
@@ -59,13 +69,13 @@ class Gossip:
         if not self._sent and not changed:
             return None
         self._told = loads
-        batch = Batch(self._sent, changed)
+        batch = Batch(self._sent, _told(changed, self._routing.now()))
         self._sent, self._blocks = [], 0
         return batch
 
     def standing(self) -> Batch:
         """All loads as they were last told: for a peer that has just come, or that missed a batch."""
-        return Batch([], self._told)
+        return Batch([], _told(self._told, self._routing.now()))
 
     def apply(self, peer: str, batch: Batch) -> None:
         """What `peer` tells. Workers that are not known here are not spoken of."""
@@ -76,8 +86,9 @@ class Gossip:
             if worker is not None:
                 self._routing.follow(worker, sent.hashes, sent.tokens)
                 self.followed += 1
-        for url, load in batch.loads.items():
+        for url, told in batch.loads.items():
             if url in workers:
+                load = Load(*told[:3], now - max(told.oldest_age, 0.0) if told.oldest_tokens else 0.0)
                 workers[url].set_peer_load(peer, load, now)
 
     def lost(self, peer: str) -> None:
@@ -85,3 +96,10 @@ class Gossip:
         now = self._routing.now()
         for worker in self._routing.fleet.workers:
             worker.set_peer_load(peer, NO_LOAD, now)
+
+
+def _told(loads: Mapping[str, Load], now: float) -> dict[str, ToldLoad]:
+    return {
+        url: ToldLoad(*load[:3], now - load.oldest_sent_at if load.oldest_tokens else 0.0)
+        for url, load in loads.items()
+    }

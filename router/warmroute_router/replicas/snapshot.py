@@ -1,6 +1,6 @@
 """All that a router knows of its workers' caches, for one that has just started: a peer, or itself after a restart.
 
-    head: version, block size, and for each worker how full its cache is and its retention; tokens per byte of models
+    head: version, block size; of each worker how full its cache is, its retention, its load of late; tokens per byte
     records of the tree, most recently used first, a few at a time
 
 Ages go out instead of readings, since every router has its own clocks.
@@ -49,6 +49,7 @@ def _head(routing: Routing) -> bytes:
         {
             "url": worker.url,
             "filled": worker.retention.filled,
+            "recent": routing.recent_of(worker),
             **({"retention": worker.retention.blocks} if worker.retention.blocks < inf else {}),
             **({"started": worker.started} if worker.started is not None else {}),
         }
@@ -112,6 +113,7 @@ class Loading:
                 continue
             workers[number] = worker
             worker.retention.adopt(figures.get("filled", 0.0), figures.get("retention", inf))
+            self._routing.adopt(worker, figures.get("recent", 0.0))
             worker.started = worker.started or started
         return workers
 

@@ -1,6 +1,6 @@
 """How batches and snapshots look as bytes: a line of JSON, and behind it all hashes that it speaks of, in its order.
 
-    {"sent": [["http://a:8000", 2, 600]], "loads": {"http://a:8000": [3, 1200]}}\\n<16 bytes>
+    {"sent": [["http://a:8000", 2, 600]], "loads": {"http://a:8000": [3, 1200, 600, 0.25]}}\\n<16 bytes>
 
 Whatever comes from outside is checked here: `ValueError` is all that garbage can cause.
 """
@@ -13,9 +13,8 @@ from typing import Any
 
 import orjson
 
-from ..fleet import Load
 from ..tree import Record
-from .gossip import Batch, Sent
+from .gossip import Batch, Sent, ToldLoad
 
 MAX_COUNT = 1 << 50
 """Nothing that is counted here is more; keeps sums exact."""
@@ -39,8 +38,8 @@ def decode_batch(data: bytes) -> Batch:
         sent.append(Sent(_text(worker), hashes.next(_count(length)), _count(tokens)))
     loads = {}
     for url, load in _dict(head.get("loads", {})).items():
-        in_flight, waiting_tokens = _list(load, 2)
-        loads[url] = Load(_count(in_flight), _count(waiting_tokens))
+        in_flight, waiting_tokens, oldest_tokens, age = _list(load, 4)
+        loads[url] = ToldLoad(_count(in_flight), _count(waiting_tokens), _count(oldest_tokens), _number(age))
     hashes.end()
     return Batch(sent, loads)
 
