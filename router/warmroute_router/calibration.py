@@ -2,8 +2,8 @@
 
 An LRU cache drops a block once a certain *volume* has been inserted since its last touch, at whatever speed that
 came. So each worker has a clock that counts the blocks inserted there, a prefix remembers the clock's reading at its
-last touch, and its age is how far the clock has gone on since. While the age is below the worker's retention, the
-prefix is predicted to be cached.
+last touch, and its age is how far the clock has gone on since. A prompt's end goes before its head, so each block
+counts as older by its depth; while that is below the worker's retention, the block is predicted to be cached.
 """
 
 from collections import deque
@@ -54,8 +54,10 @@ class Retention:
         self.clock = 0.0
         self.blocks = inf
         """Until something is known, nothing is predicted to be dropped but by its time."""
-        self.horizon = 0.0
-        """Readings after this one are predicted to be cached. A plain value: it is read for all workers each time."""
+        self.horizon = -inf
+        """As many blocks as a reading is after this one are predicted to be cached of its prefix."""
+        self.floor = 0.0
+        """Of what was sent up to this reading nothing is cached any more, whatever the retention is."""
         self._expired = -inf
         self._emptied = 0.0
         """The reading at which the cache was empty for the last time."""
@@ -78,7 +80,12 @@ class Retention:
         self._move_horizon()
 
     def _move_horizon(self) -> None:
-        self.horizon = max(self.clock - self.blocks, self._emptied, self._expired)
+        self.horizon = self.clock - self.blocks
+        self.floor = max(self._emptied, self._expired)
+
+    def horizon_of(self, retentions: float) -> float:
+        """As if blocks lived so many times as long."""
+        return self.clock - retentions * self.blocks
 
     @property
     def filled(self) -> float:
@@ -169,11 +176,17 @@ class Retention:
     def _fit(self, reply: _Reply) -> None:
         path, dispatched, predicted, delivered, waiting = reply
         if delivered < predicted - _TOLERANCE:
-            age = next((dispatched - reading for depth, reading in path if depth > delivered + _TOLERANCE), inf)
-            if waiting < age < self.blocks:
-                self._move_to(age)
+            since = next((dispatched - reading for depth, reading in path if depth > delivered + _TOLERANCE), inf)
+            if waiting < since and since + delivered < self.blocks:
+                self._move_to(since + delivered)
         else:
-            oldest = max((dispatched - reading for depth, reading in path if depth <= delivered), default=0.0)
+            starts = (0, *(depth for depth, _ in path))
+            ages = (
+                dispatched - reading + min(depth, delivered)
+                for start, (depth, reading) in zip(starts, path, strict=False)
+                if start < delivered
+            )
+            oldest = max(ages, default=0.0)
             if self.blocks < oldest:
                 self._move_to(oldest)
 

@@ -20,8 +20,8 @@ MAX_TREE_BLOCKS = 1_000_000
 MAX_TREE_ENTRIES = MAX_TREE_BLOCKS // 4
 """90 MB at worst: a node with one worker is two entries and about 700 bytes."""
 
-_NO_HORIZONS: Mapping[int, float] = {}
-_NO_HORIZON = -inf
+_NO_LIMITS: Mapping[int, float] = {}
+_NO_LIMIT = -inf
 
 
 class _Node:
@@ -63,26 +63,44 @@ _Steps = list[tuple[_Node, int]]
 class Path:
     """What the tree held of a prompt when `PrefixTree.find` looked. Ask it before the tree changes."""
 
-    __slots__ = ("_steps", "_tick", "hashes")
+    __slots__ = ("_steps", "_tick", "hashes", "partial")
 
     def __init__(self, hashes: "array[int]", steps: _Steps, tick: int) -> None:
         self.hashes = hashes
+        self.partial = False
+        """Whether the last `cached` left out blocks that some worker was sent."""
         self._steps = steps
         self._tick = tick
 
-    def cached(self, horizons: Mapping[int, float] = _NO_HORIZONS) -> dict[int, int]:
+    def cached(
+        self, horizons: Mapping[int, float] = _NO_LIMITS, floors: Mapping[int, float] = _NO_LIMITS
+    ) -> dict[int, int]:
         """How many leading blocks each worker holds; a worker that holds none is left out.
 
-        What was last sent to a worker at or before its horizon, a reading of its clock, does not count any more.
+        A prompt's end is evicted before its head. So of what was last sent to a worker, as many blocks count as its
+        reading is past the worker's horizon; and none where it is not past the worker's floor.
         """
         depths: dict[int, int] = {}
+        whole: set[int] = set()
         horizon = horizons.get
-        # From the deepest node up: who holds this one holds all above it, so the first depth seen counts.
+        self.partial = False
+        # From the deepest node up: who holds this one whole holds all above it.
         for node, depth in reversed(self._steps):
-            if len(depths) < len(node.seen):
-                for worker, reading in node.seen.items():
-                    if worker not in depths and reading > horizon(worker, _NO_HORIZON):
-                        depths[worker] = depth
+            if len(whole) == len(node.seen):
+                continue
+            for worker, reading in node.seen.items():
+                if worker in whole:
+                    continue
+                left = reading - horizon(worker, _NO_LIMIT)
+                if floors and reading <= floors.get(worker, _NO_LIMIT):
+                    left = 0.0
+                if left >= depth:
+                    whole.add(worker)
+                    left = depth
+                else:
+                    self.partial = True
+                if left >= 1 and left > depths.get(worker, 0):
+                    depths[worker] = int(left)
         return depths
 
     def readings(self, worker: int) -> list[tuple[int, float]]:

@@ -52,10 +52,18 @@ def test_with_full_caches_it_costs_the_one_that_it_evicts_too() -> None:
 
 
 def test_a_worker_that_got_most_of_the_new_tokens_of_late_is_dearer() -> None:
-    """Of two workers, 1 got all of them: its λ is 1 + 2 · 1.5 = 4, that of the other 1 + 1.5."""
+    """Of two workers, 1 got all of them: its λ is 1 + 2 · 2 = 5, that of the other 1 + 2."""
     workers = [W(0), W(1, recent_new_tokens=9)]
-    assert choose(workers, {1: 3}).worker.index == 0, "10 · 2.5 against 7 · 4"
-    assert choose(workers, {1: 4}).worker.index == 1, "10 · 2.5 against 6 · 4"
+    assert choose(workers, {1: 3}).worker.index == 0, "10 · 3 against 7 · 5"
+    assert choose(workers, {1: 5}).worker.index == 1, "10 · 3 against 5 · 5"
+
+
+def test_what_is_predicted_gone_but_not_for_long_counts_in_part() -> None:
+    workers = [W(0, cache_fill=0), W(1, cache_fill=0)]
+    view = FleetView(workers, {0: 2}, 640.0, {0: 2, 1: 8})
+    assert CacheAware().choose(prompt(10), view).worker.index == 1, "8 · 0.3 = 2.4 blocks against 2"
+    view = FleetView(workers, {0: 3}, 640.0, {0: 3, 1: 8})
+    assert CacheAware().choose(prompt(10), view).worker.index == 0, "against 3"
 
 
 def test_a_lone_chat_stays_where_it_is_warm_in_a_fleet_of_any_size() -> None:

@@ -57,12 +57,13 @@ class Naive:
             if not self.seen[block]:
                 del self.seen[block]
 
-    def cached(self, prompt: list[int], horizons: dict[int, float]) -> dict[int, int]:
-        depths = {}
+    def cached(self, prompt: list[int], horizons: dict[int, float], floors: dict[int, float]) -> dict[int, int]:
+        depths: dict[int, int] = {}
         for depth, block in enumerate(chained(prompt), 1):
             for worker, reading in self.seen.get(block, {}).items():
-                if reading > horizons.get(worker, -inf):
-                    depths[worker] = depth
+                left = int(min(reading - horizons.get(worker, -inf), depth))
+                if left > depths.get(worker, 0) and reading > floors.get(worker, -inf):
+                    depths[worker] = left
         return depths
 
     def evict(self, cap: int) -> None:
@@ -145,10 +146,14 @@ def filled(history: list[Step], clock: Callable[[int], float] = float) -> tuple[
         st.tuples(st.sampled_from(["insert", "insert", "insert", "forget"]), prompts, workers, st.integers(0, 5))
     ),
     prompts,
+    st.dictionaries(workers, st.floats(-3, 5)),
     st.dictionaries(workers, st.integers(-1, 5)),
 )
 def test_unbounded_it_equals_the_naive_model(
-    history: list[tuple[str, list[int], int, int]], probe: list[int], horizons: dict[int, float]
+    history: list[tuple[str, list[int], int, int]],
+    probe: list[int],
+    horizons: dict[int, float],
+    floors: dict[int, float],
 ) -> None:
     tree, naive = PrefixTree(BIG), Naive()
     for step, prompt, worker, reading in history:
@@ -160,8 +165,11 @@ def test_unbounded_it_equals_the_naive_model(
             naive.forget(worker)
         for each in (prompt, probe):
             path = tree.find(chained(each))
-            assert path.cached() == naive.cached(each, {})
-            assert path.cached(horizons) == naive.cached(each, horizons)
+            assert path.cached(horizons, floors) == naive.cached(each, horizons, floors)
+            partial = path.partial
+            assert path.cached() == naive.cached(each, {}, {})
+            assert not path.partial
+            assert partial or path.cached(horizons, floors) == path.cached()
             readings = [reading for depth, reading in path.readings(worker)]
             depths = [0, *(depth for depth, reading in path.readings(worker))]
             runs = [upper - lower for lower, upper in pairwise(depths)]
@@ -205,7 +213,7 @@ def test_bounded_it_never_holds_more_and_never_claims_what_was_not_sent(
         else:
             tree.forget(worker)
             naive.forget(worker)
-        truth = naive.cached(prompt, {})
+        truth = naive.cached(prompt, {}, {})
         assert all(depth <= truth[known] for known, depth in cached(tree, prompt).items())
         assert_consistent(tree, max_blocks, max_entries)
 

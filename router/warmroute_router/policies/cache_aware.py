@@ -20,17 +20,19 @@ from ..blocks import PromptBlocks
 from .base import Choice, FleetView, W
 from .rendezvous import distinguishing_key, ranked
 
-EVICTION = 1.5
+EVICTION = 2.0
 MAX_PRESSURE = 3.0
 """So that a lone chat, all of whose fleet's traffic is its own, does not leave a warm worker for a cold one."""
 QUEUE = 2.0
+GONE = 0.3
+"""What a block counts that is predicted gone, but not for long, of one that is predicted cached."""
 TOKENS_PER_REQUEST = 128
 """α: what one request in flight costs its worker, in tokens of prefill."""
 
 
 class CacheAware:
     def choose(self, prompt: PromptBlocks, fleet: FleetView[W]) -> Choice[W]:
-        workers, cached = fleet.workers, fleet.cached_blocks
+        workers, cached, sent = fleet.workers, fleet.cached_blocks, fleet.sent_blocks
         tokens, block_tokens = prompt.tokens, prompt.block_tokens
         least_remaining = min([worker.remaining_tokens for worker in workers])
         base = 1.0 + QUEUE * least_remaining / max(fleet.mean_new_tokens, 1.0)
@@ -38,7 +40,10 @@ class CacheAware:
         lowest = inf
         best: list[W] = []
         for worker in workers:
-            new = max(tokens - cached.get(worker.index, 0) * block_tokens, 0)
+            blocks: float = cached.get(worker.index, 0)
+            if sent:
+                blocks += GONE * max(sent.get(worker.index, 0) - blocks, 0)
+            new = max(tokens - blocks * block_tokens, 0)
             load = worker.remaining_tokens * worker.slowness + TOKENS_PER_REQUEST * worker.in_flight
             if load + base * new * worker.slowness > lowest:
                 continue  # eviction only makes it dearer
