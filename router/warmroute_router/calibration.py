@@ -144,7 +144,7 @@ class Retention:
 
         `path` is what the worker was sent of this prompt: up to which depth, and at which reading of the clock.
         `dispatched` is the reading before this prompt. Prefixes younger than the `waiting` blocks were still being
-        computed then: that they were missing says nothing.
+        computed then: whether they were there says nothing. A block's age is its prefix's and its depth.
         """
         if not self._reported:
             self._reported, self._expired = True, -inf
@@ -184,7 +184,7 @@ class Retention:
             ages = (
                 dispatched - reading + min(depth, delivered)
                 for start, (depth, reading) in zip(starts, path, strict=False)
-                if start < delivered
+                if start < delivered and waiting < dispatched - reading
             )
             oldest = max(ages, default=0.0)
             if self.blocks < oldest:

@@ -147,6 +147,8 @@ class Routing:
         """By the policy's reason."""
         self.placed: Callable[[Placement], None] | None = None
         """Told of each placement."""
+        self.has_peers = False
+        """Whether other routers are heard of."""
         self._policy = policy
         self.now = now
         self._mean_new_tokens = 0.0
@@ -194,7 +196,7 @@ class Routing:
         sent: dict[int, int] = {}
         if path.partial:
             sent = path.cached({worker.index: worker.retention.horizon_of(_GONE) for worker in workers}, floors)
-        view = FleetView(workers, cached, self._mean_new_tokens, sent)
+        view = FleetView(workers, cached, self._mean_new_tokens, sent, self.has_peers)
         worker, reason = self._policy.choose(prompt, view)
         self.decisions[reason if prompt.tokens else "no_prompt"] += 1
         best = max([cached.get(candidate.index, 0) for candidate in workers])

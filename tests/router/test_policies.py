@@ -251,6 +251,29 @@ def test_a_prompt_that_all_hold_is_not_pinned_to_one() -> None:
     assert sorted(counts.values()) == pytest.approx([10] * 4, abs=1)
 
 
+def test_routers_with_one_view_do_not_all_choose_the_same_worker_in_one_instant() -> None:
+    """Worker 0 has a request less than the others, and none of twelve routers knows of the others' choices."""
+    workers = [W(0, in_flight=1), *(W(index, in_flight=2) for index in range(1, 4))]
+    views = [FleetView(workers, dict[int, int](), 640.0, has_peers=has_peers) for has_peers in (False, True)]
+    prompts = [prompt(10, b"%8d" % number) for number in range(12)]
+    alone, together = (Counter(CacheAware().choose(each, view).worker.index for each in prompts) for view in views)
+    assert alone == {0: 12}, "one router would have seen its own choices"
+    assert max(together.values()) <= 6
+    assert len(together) == 4
+
+
+def test_routers_with_one_view_send_one_prompt_to_one_worker() -> None:
+    workers = [W(index, in_flight=index % 2) for index in range(4)]
+    view = FleetView(workers, dict[int, int](), 640.0, has_peers=True)
+    assert len({CacheAware().choose(prompt(10), view).worker.index for _ in range(3)}) == 1
+
+
+def test_what_peers_may_have_done_does_not_outweigh_a_warm_cache() -> None:
+    view = FleetView([W(index) for index in range(4)], {2: 10}, 640.0, has_peers=True)
+    for number in range(20):
+        assert CacheAware().choose(prompt(20, b"%8d" % number), view).worker.index == 2
+
+
 def test_a_session_stays_on_its_worker_whatever_the_load() -> None:
     policy = POLICIES["session"]()
     workers = [W(index) for index in range(3)]

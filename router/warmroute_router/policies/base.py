@@ -47,6 +47,8 @@ class FleetView(NamedTuple, Generic[W]):
     """Running mean of the tokens that a request had to compute."""
     sent_blocks: Mapping[int, int] = {}
     """The same with those that are predicted gone, but not for long; where that differs from `cached_blocks`."""
+    has_peers: bool = False
+    """Whether other routers place requests on the same workers, of which this one hears a moment later."""
 
 
 class Choice(NamedTuple, Generic[W]):

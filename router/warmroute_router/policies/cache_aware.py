@@ -1,15 +1,22 @@
 """The policy that this project is for: the worker that would answer soonest, in tokens of work.
 
-    cost(w) = waiting(w) + λ(w) · new(w) + α · in_flight(w)
-    λ(w)    = 1 + EVICTION · pressure(w) · fill(w) + QUEUE · (waiting of the least loaded / mean new tokens)
+    cost(w) = (remaining(w) + λ(w) · new(w)) · slowness(w) + α · in_flight(w)
+    λ(w)    = 1 + EVICTION · pressure(w) · fill(w) + QUEUE · (remaining of the least loaded / mean new tokens)
 
-`new` is what w would have to compute of this prompt, `waiting` what it still has to compute of others. A token
-computed is worth more than one because it also pushes another one out of w's cache. How dear that one is depends on
-how fast w's cache turns over: `pressure` is the share of the fleet's new tokens that w got of late, times the number
-of workers, from 1 to 3; while the cache has room (`fill` below 1), less is evicted. So a worker that everyone likes
-for its system prompt becomes dear before its cache is worn out, and the others learn that prompt too. λ grows once
-nobody is idle, because then a token computed twice delays everyone behind it, while an idle worker anywhere means
-that nobody is delayed. There is no threshold: a prefix that every worker holds discounts every worker.
+`remaining` is what w still has to compute of other prompts, `new` what it would have to compute of this one: what is
+not predicted in its cache, less a part (GONE) of what it once had and has probably lost, since nobody knows that for
+sure. So a prompt that is gone everywhere goes back to where it was, where its next turn is looked for too. `slowness`
+is 1 but where workers differ.
+
+A token computed is worth more than one because it also pushes another one out of w's cache. How dear that one is
+depends on how fast w's cache turns over: `pressure` is the share of the fleet's new tokens that w got of late, times
+the number of workers, from 1 to 3; while the cache has room (`fill` below 1), less is evicted. So a worker that
+everyone likes for its system prompt becomes dear before its cache is worn out, and the others learn that prompt too.
+λ grows once nobody is idle, because then a token computed twice delays everyone behind it, while an idle worker
+anywhere means that nobody is delayed. There is no threshold: a prefix that every worker holds discounts every worker.
+
+Costs that are equal, or with other routers around less than a request apart, are told apart by the prompt: so
+routers that see the same fleet send the same prompt to the same worker, and different ones not all to the same.
 
 `docs/experiments.md` has the measurements behind the constants.
 """
@@ -37,23 +44,24 @@ class CacheAware:
         least_remaining = min([worker.remaining_tokens for worker in workers])
         base = 1.0 + QUEUE * least_remaining / max(fleet.mean_new_tokens, 1.0)
         mean_recent = sum([worker.recent_new_tokens for worker in workers]) / len(workers)
-        lowest = inf
-        best: list[W] = []
+        # A peer may just have put a request on the best worker, and this router does not know of it yet.
+        unseen = TOKENS_PER_REQUEST if fleet.has_peers else 0
+        limit = inf
+        costs: list[tuple[float, W]] = []
         for worker in workers:
             blocks: float = cached.get(worker.index, 0)
             if sent:
                 blocks += GONE * max(sent.get(worker.index, 0) - blocks, 0)
             new = max(tokens - blocks * block_tokens, 0)
             load = worker.remaining_tokens * worker.slowness + TOKENS_PER_REQUEST * worker.in_flight
-            if load + base * new * worker.slowness > lowest:
+            if load + base * new * worker.slowness > limit:
                 continue  # eviction only makes it dearer
             pressure = worker.recent_new_tokens / mean_recent if mean_recent else 1.0
             weight = base + EVICTION * min(max(pressure, 1.0), MAX_PRESSURE) * worker.cache_fill
             cost = load + weight * new * worker.slowness
-            if cost < lowest:
-                lowest, best = cost, [worker]
-            elif cost == lowest:
-                best.append(worker)
+            costs.append((cost, worker))
+            limit = min(limit, cost + unseen)
+        best = [worker for cost, worker in costs if cost <= limit]
         chosen = best[0] if len(best) == 1 else _first_of_equals(best, prompt, fleet, mean_recent)
         return Choice(chosen, _reason(chosen, fleet))
 

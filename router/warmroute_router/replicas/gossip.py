@@ -49,6 +49,7 @@ class Gossip:
         self._sent: list[Sent] = []
         self._blocks = 0
         self._told: dict[str, Load] = {}
+        self._peers: set[str] = set()
         self.untold = 0
         """Decisions that no batch had room for."""
         self.followed = 0
@@ -79,6 +80,8 @@ class Gossip:
 
     def apply(self, peer: str, batch: Batch) -> None:
         """What `peer` tells. Workers that are not known here are not spoken of."""
+        self._peers.add(peer)
+        self._routing.has_peers = bool(self._peers)
         workers = {worker.url: worker for worker in self._routing.fleet.workers}
         now = self._routing.now()
         for sent in batch.sent:
@@ -93,6 +96,8 @@ class Gossip:
 
     def lost(self, peer: str) -> None:
         """Nothing is known of this peer's load any more."""
+        self._peers.discard(peer)
+        self._routing.has_peers = bool(self._peers)
         now = self._routing.now()
         for worker in self._routing.fleet.workers:
             worker.set_peer_load(peer, NO_LOAD, now)
