@@ -83,10 +83,6 @@ class Retention:
         self.horizon = self.clock - self.blocks
         self.floor = max(self._emptied, self._expired)
 
-    def horizon_of(self, retentions: float) -> float:
-        """As if blocks lived so many times as long."""
-        return self.clock - retentions * self.blocks
-
     @property
     def filled(self) -> float:
         """Blocks that have come in since the cache was empty."""

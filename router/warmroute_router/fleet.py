@@ -96,9 +96,11 @@ class Worker:
 class Fleet:
     def __init__(self, urls: tuple[str, ...]) -> None:
         self.workers = [Worker(index, url) for index, url in enumerate(urls)]
+        self.retentions = {worker.index: worker.retention for worker in self.workers}
 
     def ready(self) -> list[Worker]:
-        return [worker for worker in self.workers if worker.state is State.READY]
+        ready = State.READY  # looked up once: each request asks this
+        return [worker for worker in self.workers if worker.state is ready]
 
     def compare_speeds(self) -> None:
         """Where measured prefill speeds differ by more than measuring does, let it count."""

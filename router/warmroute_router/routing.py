@@ -23,8 +23,6 @@ _MEAN_WEIGHT = 0.02
 
 _RECENT_DECAY = 0.995
 """Of a worker's recent new tokens, with each request to anyone: half of them are from the last 140 requests."""
-_GONE = 2.0
-"""Retentions after which nothing of a prefix is thought to be left."""
 _LARGE = 1e100
 """Far from where floats end."""
 
@@ -183,20 +181,11 @@ class Routing:
         if not workers:
             return None
         now = self.now()
-        horizons: dict[int, float] = {}
-        floors: dict[int, float] = {}
         for worker in workers:
             worker.remaining_tokens = worker.backlog.remaining_at(now) if worker.backlog.tokens else 0.0
-            retention = worker.retention
-            horizons[worker.index] = retention.horizon
-            if retention.floor > 0:
-                floors[worker.index] = retention.floor
         path = self.tree.find(prompt.hashes)
-        cached = path.cached(horizons, floors)
-        sent: dict[int, int] = {}
-        if path.partial:
-            sent = path.cached({worker.index: worker.retention.horizon_of(_GONE) for worker in workers}, floors)
-        view = FleetView(workers, cached, self._mean_new_tokens, sent, self.has_peers)
+        cached, doubtful = path.cached(self.fleet.retentions)
+        view = FleetView(workers, cached, self._mean_new_tokens, doubtful, self.has_peers)
         worker, reason = self._policy.choose(prompt, view)
         self.decisions[reason if prompt.tokens else "no_prompt"] += 1
         best = max([cached.get(candidate.index, 0) for candidate in workers])
@@ -216,10 +205,7 @@ class Routing:
         predicted = 0
         if hashes:
             path = self.tree.find(hashes)
-            retention = worker.retention
-            predicted = path.cached({worker.index: retention.horizon}, {worker.index: retention.floor}).get(
-                worker.index, 0
-            )
+            predicted = path.cached(self.fleet.retentions).blocks.get(worker.index, 0)
             readings = path.readings(worker.index)
             reading = worker.retention.sent(readings, predicted, len(hashes) - predicted, self.now())
             self.tree.insert(path, worker.index, reading)

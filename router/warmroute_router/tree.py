@@ -12,16 +12,13 @@ above it and puts them on its newer side, so the oldest node is always a leaf: t
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from math import inf, isfinite
-from typing import NamedTuple
+from math import isfinite
+from typing import NamedTuple, Protocol
 
 MAX_TREE_BLOCKS = 1_000_000
 """256 MB of prompts, about 64 million tokens."""
 MAX_TREE_ENTRIES = MAX_TREE_BLOCKS // 4
 """90 MB at worst: a node with one worker is two entries and about 700 bytes."""
-
-_NO_LIMITS: Mapping[int, float] = {}
-_NO_LIMIT = -inf
 
 
 class _Node:
@@ -60,30 +57,50 @@ _Steps = list[tuple[_Node, int]]
 """The nodes that a prompt runs through, each with the number of its blocks matched at the node's end."""
 
 
+class Keeping(Protocol):
+    """How long one worker keeps a block. Readings of its clock, and blocks."""
+
+    @property
+    def horizon(self) -> float:
+        """As many blocks as a reading is after this one are predicted to be cached of its prefix."""
+
+    @property
+    def floor(self) -> float:
+        """Of what was sent up to this reading nothing is cached any more."""
+
+    @property
+    def blocks(self) -> float:
+        """The retention."""
+
+
+class Cached(NamedTuple):
+    """By worker, how many leading blocks of a prompt; a worker without any is left out."""
+
+    blocks: dict[int, int]
+    """Predicted in its cache."""
+    doubtful: dict[int, int]
+    """With those that are predicted gone, but not for long. Only of workers that have such."""
+
+
 class Path:
     """What the tree held of a prompt when `PrefixTree.find` looked. Ask it before the tree changes."""
 
-    __slots__ = ("_steps", "_tick", "hashes", "partial")
+    __slots__ = ("_steps", "_tick", "hashes")
 
     def __init__(self, hashes: "array[int]", steps: _Steps, tick: int) -> None:
         self.hashes = hashes
-        self.partial = False
-        """Whether the last `cached` left out blocks that some worker was sent."""
         self._steps = steps
         self._tick = tick
 
-    def cached(
-        self, horizons: Mapping[int, float] = _NO_LIMITS, floors: Mapping[int, float] = _NO_LIMITS
-    ) -> dict[int, int]:
-        """How many leading blocks each worker holds; a worker that holds none is left out.
+    def cached(self, keeping: Mapping[int, Keeping]) -> Cached:
+        """What each worker is predicted to hold. `keeping`: of all workers, how long each keeps a block.
 
-        A prompt's end is evicted before its head. So of what was last sent to a worker, as many blocks count as its
-        reading is past the worker's horizon; and none where it is not past the worker's floor.
+        A prompt's end is evicted before its head. So of what was last sent to a worker, as many blocks count as the
+        reading is past the horizon. What is gone is doubtful for one retention more.
         """
-        depths: dict[int, int] = {}
+        blocks: dict[int, int] = {}
+        doubtful: dict[int, int] = {}
         whole: set[int] = set()
-        horizon = horizons.get
-        self.partial = False
         # From the deepest node up: who holds this one whole holds all above it.
         for node, depth in reversed(self._steps):
             if len(whole) == len(node.seen):
@@ -91,17 +108,20 @@ class Path:
             for worker, reading in node.seen.items():
                 if worker in whole:
                     continue
-                left = reading - horizon(worker, _NO_LIMIT)
-                if floors and reading <= floors.get(worker, _NO_LIMIT):
-                    left = 0.0
+                kept = keeping[worker]
+                if reading <= kept.floor:
+                    continue
+                left = reading - kept.horizon
                 if left >= depth:
                     whole.add(worker)
                     left = depth
                 else:
-                    self.partial = True
-                if left >= 1 and left > depths.get(worker, 0):
-                    depths[worker] = int(left)
-        return depths
+                    perhaps = min(left + kept.blocks, depth)
+                    if perhaps >= 1 and perhaps > doubtful.get(worker, 0):
+                        doubtful[worker] = int(perhaps)
+                if left >= 1 and left > blocks.get(worker, 0):
+                    blocks[worker] = int(left)
+        return Cached(blocks, doubtful)
 
     def readings(self, worker: int) -> list[tuple[int, float]]:
         """What `worker` was sent of this prompt, from the root down: up to which depth, at which of its readings."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.tree import sent_blocks
 from warmroute_loadtest import traces
 from warmroute_loadtest.simulator import SIM_POLICIES, FleetSpec, SimulationError, simulate
 from warmroute_loadtest.simulator.agenda import Agenda
@@ -58,7 +59,7 @@ def run(requests: Trace, spec: FleetSpec, name: str = "cache_aware") -> Simulate
 
 def known(router: Router, ids: list[int]) -> dict[int, int]:
     """Leading blocks of a prompt by worker that was sent them, as far as the router knows."""
-    return router.tree.find(array("Q", ids)).cached()
+    return sent_blocks(router.tree, array("Q", ids))
 
 
 def load(router: Router, worker: int) -> tuple[int, int]:
@@ -149,16 +150,12 @@ def test_routers_that_talk_agree_on_what_was_sent_where(name: str, routers: int)
     requests = chats(3, 150)
     spec = replace(SPEC, routers=routers)
     talking, silent = (run(requests, replace(spec, gossip=gossip), name) for gossip in (True, False))
-    first, *others = [
-        [router.tree.find(asked.block_ids).cached() for asked in requests.requests]
-        for router in talking.replicas.routers
-    ]
+    trees = [router.tree for router in talking.replicas.routers]
+    first, *others = [[sent_blocks(tree, asked.block_ids) for asked in requests.requests] for tree in trees]
     assert all(other == first for other in others)
     for asked, answer in zip(requests.requests, talking.answers, strict=True):
         if asked.block_ids:
-            assert talking.replicas.routers[0].tree.find(asked.block_ids).cached()[answer.worker] == len(
-                asked.block_ids
-            )
+            assert sent_blocks(trees[0], asked.block_ids)[answer.worker] == len(asked.block_ids)
     held = [dict(router.tree.held) for router in silent.replicas.routers]
     assert all(held[0] != other for other in held[1:])
 

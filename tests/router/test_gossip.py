@@ -38,7 +38,7 @@ def placed(routing: Routing, blocks: PromptBlocks) -> Placement:
 
 
 def cached(routing: Routing, blocks: PromptBlocks) -> dict[str, int]:
-    depths = routing.tree.find(blocks.hashes).cached()
+    depths = routing.tree.find(blocks.hashes).cached(routing.fleet.retentions).blocks
     return {worker.url: depths[worker.index] for worker in routing.fleet.workers if worker.index in depths}
 
 
@@ -211,8 +211,7 @@ def test_who_loads_a_snapshot_predicts_what_its_giver_predicts(seed: int) -> Non
     for blocks in prompts(seed, 300):
         predictions = []
         for routing in (giver, taker):
-            horizons = {worker.index: worker.retention.horizon for worker in routing.fleet.workers}
-            depths = routing.tree.find(blocks.hashes).cached(horizons)
+            depths = routing.tree.find(blocks.hashes).cached(routing.fleet.retentions).blocks
             predictions.append({w.url: depths[w.index] for w in routing.fleet.workers if w.index in depths})
         assert predictions[0] == predictions[1]
     for given_worker in giver.fleet.workers:

@@ -52,8 +52,11 @@ class Replica:
         assert placement is not None
         return placement
 
+    def cached(self, *hashes: int) -> dict[int, int]:
+        return self.routing.tree.find(array("Q", hashes)).cached(self.routing.fleet.retentions).blocks
+
     def knows(self, *hashes: int) -> bool:
-        return bool(self.routing.tree.find(array("Q", hashes)).cached())
+        return bool(self.cached(*hashes))
 
     @property
     def loads(self) -> list[Load]:
@@ -132,7 +135,7 @@ async def test_each_knows_what_the_others_decide_and_nothing_is_left_at_the_end(
             placement.release()
         await until(lambda: all(replica.loads == [Load(0, 0)] * 2 for replica in replicas))
         # All that is known of a prompt is where it went: the same everywhere.
-        depths = [replica.routing.tree.find(prompt(1, 2).hashes).cached() for replica in replicas]
+        depths = [replica.cached(1, 2) for replica in replicas]
         assert depths[0] == depths[1] == depths[2] != {}
 
 

@@ -8,6 +8,7 @@ from math import inf, nan
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.tree import FOREVER, Keeping, sent_blocks
 from warmroute_router.tree import PrefixTree, Record, Restoration, _Node
 
 WORKERS = range(3)
@@ -30,7 +31,7 @@ def insert(tree: PrefixTree, prompt: Sequence[int], worker: int, reading: float 
 
 
 def cached(tree: PrefixTree, prompt: Sequence[int]) -> dict[int, int]:
-    return tree.find(chained(prompt)).cached()
+    return sent_blocks(tree, chained(prompt))
 
 
 class Naive:
@@ -57,14 +58,17 @@ class Naive:
             if not self.seen[block]:
                 del self.seen[block]
 
-    def cached(self, prompt: list[int], horizons: dict[int, float], floors: dict[int, float]) -> dict[int, int]:
-        depths: dict[int, int] = {}
+    def cached(self, prompt: list[int], keeping: dict[int, Keeping]) -> tuple[dict[int, int], dict[int, int]]:
+        """Block by block: the predicted ones, and those with the doubtful ones."""
+        both: tuple[dict[int, int], dict[int, int]] = ({}, {})
         for depth, block in enumerate(chained(prompt), 1):
             for worker, reading in self.seen.get(block, {}).items():
-                left = int(min(reading - horizons.get(worker, -inf), depth))
-                if left > depths.get(worker, 0) and reading > floors.get(worker, -inf):
-                    depths[worker] = left
-        return depths
+                horizon, floor, retention = keeping[worker]
+                for depths, limit in zip(both, (horizon, horizon - retention), strict=True):
+                    left = int(min(reading - limit, depth))
+                    if left > depths.get(worker, 0) and reading > floor:
+                        depths[worker] = left
+        return both
 
     def evict(self, cap: int) -> None:
         """Block by block: of those with nothing below them, the one used longest ago."""
@@ -146,16 +150,14 @@ def filled(history: list[Step], clock: Callable[[int], float] = float) -> tuple[
         st.tuples(st.sampled_from(["insert", "insert", "insert", "forget"]), prompts, workers, st.integers(0, 5))
     ),
     prompts,
-    st.dictionaries(workers, st.floats(-3, 5)),
-    st.dictionaries(workers, st.integers(-1, 5)),
+    st.tuples(*(st.builds(Keeping, st.floats(-3, 5), st.floats(-1, 5), st.floats(0, 4)) for _ in WORKERS)),
 )
 def test_unbounded_it_equals_the_naive_model(
     history: list[tuple[str, list[int], int, int]],
     probe: list[int],
-    horizons: dict[int, float],
-    floors: dict[int, float],
+    limits: tuple[Keeping, ...],
 ) -> None:
-    tree, naive = PrefixTree(BIG), Naive()
+    tree, naive, keeping = PrefixTree(BIG), Naive(), dict(enumerate(limits))
     for step, prompt, worker, reading in history:
         if step == "insert":
             insert(tree, prompt, worker, reading)
@@ -165,11 +167,8 @@ def test_unbounded_it_equals_the_naive_model(
             naive.forget(worker)
         for each in (prompt, probe):
             path = tree.find(chained(each))
-            assert path.cached(horizons, floors) == naive.cached(each, horizons, floors)
-            partial = path.partial
-            assert path.cached() == naive.cached(each, {}, {})
-            assert not path.partial
-            assert partial or path.cached(horizons, floors) == path.cached()
+            blocks, doubtful = path.cached(keeping)
+            assert (blocks, blocks | doubtful) == naive.cached(each, keeping)
             readings = [reading for depth, reading in path.readings(worker)]
             depths = [0, *(depth for depth, reading in path.readings(worker))]
             runs = [upper - lower for lower, upper in pairwise(depths)]
@@ -213,7 +212,7 @@ def test_bounded_it_never_holds_more_and_never_claims_what_was_not_sent(
         else:
             tree.forget(worker)
             naive.forget(worker)
-        truth = naive.cached(prompt, {}, {})
+        truth = naive.cached(prompt, dict.fromkeys(WORKERS, FOREVER))[0]
         assert all(depth <= truth[known] for known, depth in cached(tree, prompt).items())
         assert_consistent(tree, max_blocks, max_entries)
 

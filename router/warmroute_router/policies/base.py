@@ -45,8 +45,8 @@ class FleetView(NamedTuple, Generic[W]):
     """Leading blocks of the prompt predicted in the cache, by worker index; absent is none."""
     mean_new_tokens: float
     """Running mean of the tokens that a request had to compute."""
-    sent_blocks: Mapping[int, int] = {}
-    """The same with those that are predicted gone, but not for long; where that differs from `cached_blocks`."""
+    doubtful_blocks: Mapping[int, int] = {}
+    """The same with those that are predicted gone, but not for long. Only of workers that have such."""
     has_peers: bool = False
     """Whether other routers place requests on the same workers, of which this one hears a moment later."""
 

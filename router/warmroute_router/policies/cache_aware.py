@@ -21,6 +21,7 @@ routers that see the same fleet send the same prompt to the same worker, and dif
 `docs/experiments.md` has the measurements behind the constants.
 """
 
+from collections.abc import Mapping
 from math import inf
 
 from ..blocks import PromptBlocks
@@ -39,31 +40,51 @@ TOKENS_PER_REQUEST = 128
 
 class CacheAware:
     def choose(self, prompt: PromptBlocks, fleet: FleetView[W]) -> Choice[W]:
-        workers, cached, sent = fleet.workers, fleet.cached_blocks, fleet.sent_blocks
-        tokens, block_tokens = prompt.tokens, prompt.block_tokens
+        workers = fleet.workers
+        tokens, block_tokens, expected = prompt.tokens, prompt.block_tokens, _expected_blocks(fleet).get
         least_remaining = min([worker.remaining_tokens for worker in workers])
         base = 1.0 + QUEUE * least_remaining / max(fleet.mean_new_tokens, 1.0)
         mean_recent = sum([worker.recent_new_tokens for worker in workers]) / len(workers)
+        # Without what they evict: a lower bound, and quick, so that only few have to be looked at closely.
+        bounds = [
+            (worker.remaining_tokens + base * (tokens - expected(worker.index, 0) * block_tokens)) * worker.slowness
+            + TOKENS_PER_REQUEST * worker.in_flight
+            for worker in workers
+        ]
         # A peer may just have put a request on the best worker, and this router does not know of it yet.
         unseen = TOKENS_PER_REQUEST if fleet.has_peers else 0
         limit = inf
         costs: list[tuple[float, W]] = []
-        for worker in workers:
-            blocks: float = cached.get(worker.index, 0)
-            if sent:
-                blocks += GONE * max(sent.get(worker.index, 0) - blocks, 0)
-            new = max(tokens - blocks * block_tokens, 0)
-            load = worker.remaining_tokens * worker.slowness + TOKENS_PER_REQUEST * worker.in_flight
-            if load + base * new * worker.slowness > limit:
-                continue  # eviction only makes it dearer
-            pressure = worker.recent_new_tokens / mean_recent if mean_recent else 1.0
-            weight = base + EVICTION * min(max(pressure, 1.0), MAX_PRESSURE) * worker.cache_fill
-            cost = load + weight * new * worker.slowness
+        for bound, worker in sorted(zip(bounds, workers, strict=True), key=_bound):
+            if bound > limit:
+                break
+            new = tokens - expected(worker.index, 0) * block_tokens
+            cost = bound + _eviction(worker, mean_recent) * new * worker.slowness
             costs.append((cost, worker))
             limit = min(limit, cost + unseen)
         best = [worker for cost, worker in costs if cost <= limit]
         chosen = best[0] if len(best) == 1 else _first_of_equals(best, prompt, fleet, mean_recent)
         return Choice(chosen, _reason(chosen, fleet))
+
+
+def _bound(bound_and_worker: tuple[float, W]) -> float:
+    return bound_and_worker[0]
+
+
+def _expected_blocks(fleet: FleetView[W]) -> Mapping[int, float]:
+    if not fleet.doubtful_blocks:
+        return fleet.cached_blocks
+    expected: dict[int, float] = dict(fleet.cached_blocks)
+    for index, blocks in fleet.doubtful_blocks.items():
+        cached = expected.get(index, 0)
+        expected[index] = cached + GONE * (blocks - cached)
+    return expected
+
+
+def _eviction(worker: W, mean_recent: float) -> float:
+    """What a token that comes in costs there beside its computation."""
+    pressure = worker.recent_new_tokens / mean_recent if mean_recent else 1.0
+    return EVICTION * min(max(pressure, 1.0), MAX_PRESSURE) * worker.cache_fill
 
 
 def _first_of_equals(best: list[W], prompt: PromptBlocks, fleet: FleetView[W], mean_recent: float) -> W:
