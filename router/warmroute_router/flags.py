@@ -81,6 +81,8 @@ def _gossip(parser: ArgumentParser, args: Namespace) -> GossipConfig | None:
     peers, dns, host, port, key = (
         given.pop(name) for name in ("peers", "peers_dns", "gossip_host", "gossip_port", "gossip_key")
     )
+    if key == "":
+        parser.error("argument --gossip-key: the key is empty")
     if peers is None and dns is None:
         return None
     key = key or os.environ.get(GOSSIP_KEY)

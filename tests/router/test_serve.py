@@ -112,6 +112,7 @@ def test_without_workers_it_does_not_start(form: list[str]) -> None:
             ["--peers", "a:1"],
             "routers that talk share a secret: give --gossip-key, or set WARMROUTE_GOSSIP_KEY",
         ),
+        (["--peers", "a:1", "--gossip-key", ""], "argument --gossip-key: the key is empty"),
         (["--state-file", "/nowhere/at/all"], "argument --state-file: cannot be written: /nowhere/at/all"),
         (["--state-file", "/tmp"], "argument --state-file: cannot be written: /tmp"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate"),
