@@ -24,14 +24,14 @@ N = TypeVar("N", int, float)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run traces through a simulated fleet, once with each policy, and compare."""
-    args = _parsed(argv)
+    args = parsed(argv)
     try:
         from rich.console import Console
 
         from .table import print_results
     except ImportError:
         return _fail("needs rich: pip install 'warmroute[loadtest]'")
-    spec, console, records = _spec(args), Console(), []
+    spec, console, records = spec_of(args), Console(), []
     try:
         for path in args.traces:
             trace = load_trace(path, format=args.format, limit=args.limit, sessions_per_s=args.sessions_per_s)
@@ -72,7 +72,7 @@ def _progress(trace: Trace, policies: int) -> Iterator[Progress]:
         yield lambda: bar.advance(task)
 
 
-def _parsed(argv: Sequence[str] | None) -> Namespace:
+def parsed(argv: Sequence[str] | None) -> Namespace:
     parser = _parser()
     args = parser.parse_args(argv)
     if args.restart_cold and args.restart_router_at is None:
@@ -179,7 +179,7 @@ def _new_file(given: str) -> Path:
     return path
 
 
-def _spec(args: Namespace) -> FleetSpec:
+def spec_of(args: Namespace) -> FleetSpec:
     return FleetSpec(
         workers=args.workers,
         blocks=args.blocks,
