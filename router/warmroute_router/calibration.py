@@ -20,6 +20,10 @@ _LEAST_RETENTION = 16.0
 _TOLERANCE = 1.0
 """Blocks by which a report may fall short and still agree: templates add tokens, pages round down."""
 _MAX_MODELS = 64
+_MAX_MODEL_NAME = 256
+"""Characters. Clients make up names, and some engines answer to any."""
+_RATIOS = (0.001, 10.0)
+"""Tokens per byte that can be."""
 TIME_TO_LIVE = 300.0
 """Seconds for which a prefix counts as cached where an engine tells neither its capacity nor what it reused."""
 _MARKS = 32
@@ -31,8 +35,8 @@ _TELLING_BLOCKS = 4
 _SPEED_MEMORY = 0.98
 """What an earlier request weighs less: the last fifty count."""
 _SPEED_REQUESTS = 5
-_SPEED_SPREAD = 0.1
-"""Standard deviation of the prompts' lengths over their mean from which on they tell a speed."""
+_SIGNIFICANCE = 4.0
+"""Standard errors."""
 _YOUNG = 0.25
 """Of the retention: nothing that young is gone because newer blocks pushed it out."""
 
@@ -62,15 +66,17 @@ class Retention:
         self._emptied = 0.0
         """The reading at which the cache was empty for the last time."""
         self._told = inf
-        self._reported = False
+        self.reported = False
         """Whether any reply said what was cached."""
         self._marks: deque[tuple[float, float]] = deque([(-inf, -inf)])
         """Moments, in seconds, and the readings then; the first is the last one before the time to live."""
         self._empty_replies: list[_Reply] = []
+        self._was_flushed = False
+        """Whether nothing that was there has been seen since the last flush."""
 
     def expire(self, now: float) -> None:
         """Where only the time can tell, let it. `now`: seconds. To be called every few seconds."""
-        if self.blocks == inf and not self._reported:
+        if self.blocks == inf and not self.reported:
             while len(self._marks) > 1 and self._marks[1][0] <= now - TIME_TO_LIVE:
                 self._marks.popleft()
             if self._marks[0][0] <= now - TIME_TO_LIVE:
@@ -122,7 +128,7 @@ class Retention:
             passed += run * min((self.clock - reading) / self.blocks, 1.0)
             start = depth
         self.clock += new + max(passed, 0.0)
-        if self.blocks == inf and now - self._marks[-1][0] >= TIME_TO_LIVE / _MARKS:
+        if self.blocks == inf and not self.reported and now - self._marks[-1][0] >= TIME_TO_LIVE / _MARKS:
             self._marks.append((now, self.clock))
             self.expire(now)
         self._move_horizon()
@@ -142,8 +148,8 @@ class Retention:
         `dispatched` is the reading before this prompt. Prefixes younger than the `waiting` blocks were still being
         computed then: whether they were there says nothing. A block's age is its prefix's and its depth.
         """
-        if not self._reported:
-            self._reported, self._expired = True, -inf
+        if not self.reported:
+            self.reported, self._expired = True, -inf
         reply = _Reply(path, dispatched, predicted, delivered, waiting)
         if predicted >= _TELLING_BLOCKS and delivered < 1:
             age = dispatched - path[0][1]
@@ -156,6 +162,7 @@ class Retention:
             for earlier in self._empty_replies:
                 self._fit(earlier)
             self._empty_replies.clear()
+            self._was_flushed = False
         self._fit(reply)
         self._move_horizon()
 
@@ -166,8 +173,9 @@ class Retention:
         first = self._empty_replies[0]
         self._empty_replies.clear()
         self._emptied = max(self._emptied, first.dispatched)
-        if self.blocks < inf:
+        if self.blocks < inf or self._was_flushed:
             self._fit(first)  # should it be the retention after all that is wrong by far, it still gets there
+        self._was_flushed = True
 
     def _fit(self, reply: _Reply) -> None:
         path, dispatched, predicted, delivered, waiting = reply
@@ -202,20 +210,27 @@ class PrefillSpeed:
         self.tokens_per_s: float | None = None
         """None until enough is known."""
         self._weight = 0.0
-        # Weighted means of tokens x, of seconds y, of x², and of xy.
-        self._x = self._y = self._xx = self._xy = 0.0
+        # Weighted means of tokens x and of seconds y, their variances, and their covariance.
+        self._x = self._y = self._xx = self._yy = self._xy = 0.0
 
     def learn(self, tokens: float, seconds: float) -> None:
         self._weight = _SPEED_MEMORY * self._weight + 1
         share = 1 / self._weight
-        self._x += share * (tokens - self._x)
-        self._y += share * (seconds - self._y)
-        self._xx += share * (tokens * tokens - self._xx)
-        self._xy += share * (tokens * seconds - self._xy)
-        variance, covariance = self._xx - self._x * self._x, self._xy - self._x * self._y
-        # Prompts of one length say nothing of what a token costs.
-        if self._weight > _SPEED_REQUESTS and variance > (_SPEED_SPREAD * self._x) ** 2 and covariance > 0:
-            self.tokens_per_s = variance / covariance
+        dx, dy = tokens - self._x, seconds - self._y
+        self._x += share * dx
+        self._y += share * dy
+        self._xx = (1 - share) * (self._xx + share * dx * dx)
+        self._yy = (1 - share) * (self._yy + share * dy * dy)
+        self._xy = (1 - share) * (self._xy + share * dx * dy)
+        self.tokens_per_s = self._xx / self._xy if self._is_significant() else None
+
+    def _is_significant(self) -> bool:
+        """Whether the slope is some standard errors from none: else short prompts and jitter make any speed."""
+        if self._weight <= _SPEED_REQUESTS or self._xx <= 0 or self._xy <= 0:
+            return False
+        slope = self._xy / self._xx
+        unexplained = max(self._yy - slope * self._xy, 0.0)
+        return slope * slope * (self._weight - 2) * self._xx > _SIGNIFICANCE * _SIGNIFICANCE * unexplained
 
 
 class TokenRatio:
@@ -233,11 +248,11 @@ class TokenRatio:
 
     def adopt(self, model: str, ratio: float) -> None:
         """Begin with what another router knows."""
-        if ratio > 0 and len(self._ratios) < _MAX_MODELS:
+        if _RATIOS[0] < ratio < _RATIOS[1] and len(model) <= _MAX_MODEL_NAME and len(self._ratios) < _MAX_MODELS:
             self._ratios.setdefault(model, ratio)
 
     def learn(self, model: str, key_bytes: int, tokens: int) -> None:
-        if not key_bytes or not tokens:
+        if not key_bytes or not tokens or len(model) > _MAX_MODEL_NAME:
             return
         seen = tokens / key_bytes
         if model in self._ratios:

@@ -92,7 +92,12 @@ def parse_address(given: str) -> Address:
         host = host[1:-1]
     elif ":" in host:
         raise ValueError(f"{given!r}: an IPv6 address goes into brackets, as [::1]:30001")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536 or not _URL_CHARACTERS.fullmatch(host):
+    if (
+        not host
+        or not (port.isascii() and port.isdecimal())
+        or not 0 < int(port) < 65536
+        or not _URL_CHARACTERS.fullmatch(host)
+    ):
         raise ValueError(f"{given!r} is not HOST:PORT")
     return host, int(port)
 

@@ -1,5 +1,6 @@
 """What an engine says of itself in its metrics: how much its KV cache holds, and since when it runs."""
 
+from math import isfinite
 from typing import NamedTuple
 
 import httpx
@@ -44,8 +45,8 @@ def read_report(exposition: str) -> EngineReport:
     started: float | None = None
     for family in text_string_to_metric_families(lines + "\n"):
         for sample in family.samples:
-            if sample.name == _STARTED:
-                started = sample.value
+            if sample.name == _STARTED and isfinite(sample.value):
+                started = max(sample.value, started or 0.0)
             elif sample.name in _CAPACITIES:
                 per_block, blocks = (sample.labels.get(label, "") for label in _CAPACITIES[sample.name])
                 if per_block.isdecimal() and blocks.isdecimal():  # summed over the engine's ranks

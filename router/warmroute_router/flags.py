@@ -84,6 +84,8 @@ def _gossip(parser: ArgumentParser, args: Namespace) -> GossipConfig | None:
     if key == "":
         parser.error("argument --gossip-key: the key is empty")
     if peers is None and dns is None:
+        if key:
+            parser.error("argument --gossip-key: whom to talk with is missing: give --peers or --peers-dns")
         return None
     key = key or os.environ.get(GOSSIP_KEY)
     if not key:
@@ -101,12 +103,16 @@ def _address(text: str) -> Address:
 
 def _name(text: str) -> Address:
     """Port 0 where none is given."""
-    return (text, 0) if ":" not in text else _address(text)
+    if ":" in text:
+        return _address(text)
+    if not text or not text.isascii() or any(not 0 < len(label) < 64 for label in text.rstrip(".").split(".")):
+        raise ArgumentTypeError(f"{text!r} is no name of a host")
+    return text, 0
 
 
 def _file(text: str) -> Path:
     path = Path(text)
-    if not path.parent.is_dir() or path.is_dir():
+    if not path.parent.is_dir() or (path.exists() and not path.is_file()):
         raise ArgumentTypeError(f"cannot be written: {text}")
     return path
 

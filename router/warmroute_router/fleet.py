@@ -2,6 +2,7 @@
 
 from collections import Counter
 from enum import StrEnum
+from statistics import median
 from typing import NamedTuple
 
 from .backlog import Backlog, Prefill
@@ -29,6 +30,8 @@ class Load(NamedTuple):
 NO_LOAD = Load(0, 0)
 _SAME_SPEED = 0.25
 """Between equal workers measuring differs by less, and idle ones shall stay equal."""
+_MOST = 4.0
+"""Whatever is measured, nobody counts as more than this much slower or faster than the others."""
 
 
 class Worker:
@@ -72,7 +75,8 @@ class Worker:
 
     @property
     def own_load(self) -> Load:
-        peers, oldest = self.peer_loads.values(), self.backlog.oldest
+        # A copy, since metrics ask from a thread of their own.
+        peers, oldest = tuple(self.peer_loads.values()), self.backlog.oldest
         return Load(
             self.in_flight - sum(load.in_flight for load in peers),
             self.waiting_tokens - sum(load.waiting_tokens for load in peers),
@@ -108,10 +112,10 @@ class Fleet:
         known = [speed for speed in speeds if speed is not None]
         if not known:
             return
-        mean = sum(known) / len(known)
+        usual = median(known)
         for worker, speed in zip(self.workers, speeds, strict=True):
-            slowness = mean / speed if speed is not None else 1.0
-            worker.slowness = slowness if abs(slowness - 1) > _SAME_SPEED else 1.0
+            slowness = usual / speed if speed is not None else 1.0
+            worker.slowness = min(max(slowness, 1 / _MOST), _MOST) if abs(slowness - 1) > _SAME_SPEED else 1.0
 
     def close(self) -> None:
         for worker in self.workers:

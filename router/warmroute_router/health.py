@@ -74,10 +74,11 @@ class HealthProbes:
     async def _ask(self, worker: Worker) -> None:
         capacity, started = await ask_engine(self._client, worker.url)
         if started is not None:
-            if worker.started not in (None, started):
+            # Only later is a restart: behind one URL may be several processes, and any of them answers.
+            if worker.started is not None and started > worker.started:
                 logger.info("worker %s has restarted: its cache is empty", worker.url)
                 self._routing.forget(worker)
-            worker.started = started
+            worker.started = max(started, worker.started or started)
         if capacity is not None:
             worker.retention.start_at(capacity / BLOCK_TOKENS)
 
@@ -85,6 +86,19 @@ class HealthProbes:
         """Whatever answers without a server error is up: not every engine has a `/health`."""
         try:
             response = await self._client.get(f"{worker.url}/health", timeout=TIMEOUT)
-        except httpx.HTTPError:
+        except httpx.HTTPError as error:
+            if _refused(error) and self._routing.tree.held[worker.index]:
+                self._routing.forget(worker)  # there is no process, and so no cache
             return False
         return response.status_code < 500
+
+
+def _refused(error: BaseException | None) -> bool:
+    """Whether nobody listens there, by what is behind the client's own error."""
+    while error is not None:
+        if isinstance(error, ConnectionRefusedError):
+            return True
+        if isinstance(error, BaseExceptionGroup):
+            return any(_refused(each) for each in error.exceptions)
+        error = error.__cause__ or error.__context__
+    return False

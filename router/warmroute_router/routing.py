@@ -91,6 +91,8 @@ class Placement:
         if not self.prompt.tokens:
             return
         worker = self.worker
+        if usage is not None and usage.cached_tokens is None and worker.retention.reported:
+            usage = usage._replace(cached_tokens=0)  # vLLM and SGLang say nothing where it is zero
         if usage is None or usage.cached_tokens is None:
             worker.unreported_requests += 1
             self._time(self._prefill.tokens)

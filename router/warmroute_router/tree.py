@@ -19,6 +19,8 @@ MAX_TREE_BLOCKS = 1_000_000
 """256 MB of prompts, about 64 million tokens."""
 MAX_TREE_ENTRIES = MAX_TREE_BLOCKS // 4
 """90 MB at worst: a node with one worker is two entries and about 700 bytes."""
+_MAX_DEPTH = 1024
+"""Nodes above one another in a record: no conversation branches that often."""
 
 
 class _Node:
@@ -389,6 +391,8 @@ class Restoration:
         while above:
             above, part = self._known[above]
             parts.append(part)
+            if len(parts) > _MAX_DEPTH:
+                return
         prefix = array("Q")
         for part in reversed(parts):
             prefix.extend(part)

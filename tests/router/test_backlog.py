@@ -126,6 +126,21 @@ def test_prompts_of_one_length_or_without_a_trend_tell_no_speed() -> None:
     assert speed.tokens_per_s is None
 
 
+def test_short_prompts_and_jitter_tell_no_speed() -> None:
+    draw = random.Random(1)
+    speed = PrefillSpeed()
+    believed = 0
+    for _ in range(1000):
+        tokens = draw.randint(20, 200)
+        speed.learn(tokens, 0.02 + tokens / 20_000 + draw.expovariate(100))
+        believed += speed.tokens_per_s is not None
+    assert believed < 100
+    for _ in range(100):
+        tokens = draw.randint(20, 20_000)
+        speed.learn(tokens, 0.02 + tokens / 20_000 + draw.expovariate(100))
+    assert speed.tokens_per_s == pytest.approx(20_000, rel=0.1)
+
+
 class Clock:
     now = 0.0
 
@@ -175,7 +190,10 @@ def test_speeds_count_where_they_differ_by_more_than_measuring_does() -> None:
     for worker, speed in zip(fleet.workers, (2000.0, 4000.0, 12000.0), strict=False):
         worker.backlog.speed.tokens_per_s = speed
     fleet.compare_speeds()
-    assert [worker.slowness for worker in fleet.workers] == [3, 1.5, 0.5, 1]
+    assert [worker.slowness for worker in fleet.workers] == [2, 1, 1 / 3, 1]
+    fleet.workers[2].backlog.speed.tokens_per_s = 10.0**6
+    fleet.compare_speeds()
+    assert [worker.slowness for worker in fleet.workers] == [2, 1, 0.25, 1], "one that is measured wrong is one"
     for worker, speed in zip(fleet.workers, (5500.0, 6000.0, 6500.0), strict=False):
         worker.backlog.speed.tokens_per_s = speed
     fleet.compare_speeds()

@@ -164,6 +164,36 @@ def test_where_nothing_is_told_a_prefix_lives_for_a_time() -> None:
     assert retention.floor <= 0, "it says what is cached: from now on by what it says"
 
 
+def test_an_engine_that_never_has_anything_cached_is_understood() -> None:
+    """As one whose cache is off, and that says so: a flush, and another one, and then it is the retention."""
+    loop = Loop(0)
+    loop.error(300)
+    assert loop.error(200) < 0.01
+
+
+def test_moments_are_bounded_and_kept_only_while_time_counts() -> None:
+    retention = Retention()
+    for minute in range(10_000):
+        retention.sent([], predicted=0, new=1, now=60.0 * minute)
+    assert len(retention._marks) < 10
+    retention.learn([], dispatched=0.0, predicted=0, delivered=0, waiting=0)
+    before = len(retention._marks)
+    for minute in range(10_000, 10_100):
+        retention.sent([], predicted=0, new=1, now=60.0 * minute)
+    assert len(retention._marks) == before
+
+
+def test_names_that_cannot_be_models_are_not_kept() -> None:
+    ratio = TokenRatio()
+    ratio.learn("m" * 257, 1000, 300)
+    ratio.adopt("m" * 257, 0.3)
+    for wrong in (0.0, -1.0, 1e16, 1e-9):
+        ratio.adopt("m", wrong)
+    assert ratio.known == {}
+    ratio.adopt("m", 0.3)
+    assert ratio.of("m") == 0.3
+
+
 def test_one_block_short_is_no_contradiction() -> None:
     retention = Retention()
     retention.learn([(8, -50.0)], dispatched=0.0, predicted=8, delivered=7.2, waiting=0)

@@ -1,3 +1,4 @@
+import asyncio
 from math import inf
 from pathlib import Path
 
@@ -84,6 +85,19 @@ async def test_a_worker_that_restarts_between_two_probes_is_forgotten(monkeypatc
         assert placement is not None
         placement.release()
         assert router.app.tree.held[0] == 10
+        peer.metrics = b"process_start_time_seconds 999\n"
+        await asyncio.sleep(0.2)
+        assert router.app.tree.held[0] == 10, "another process behind the same URL"
         peer.metrics = b"process_start_time_seconds 1001\n"
         await until(lambda: router.app.tree.held[0] == 0)
         assert worker.retention.filled == 0
+
+
+async def test_a_worker_whose_port_is_closed_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "RETRY_INTERVAL", 0.02)
+    async with running_router("http://127.0.0.1:1") as router:
+        worker = router.app.fleet.workers[0]
+        router.app.tree.insert(router.app.tree.find(hash_blocks(b"x" * 2560).hashes), 0, 1.0)
+        assert router.app.tree.held[0] == 10
+        await until(lambda: router.app.tree.held[0] == 0)
+        assert not worker.requests

@@ -1,8 +1,8 @@
 """What routers tell one another, as objects and as bytes; and the snapshot for one that has just started."""
 
-import contextlib
 import random
 from array import array
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -146,7 +146,7 @@ def test_garbage_is_a_value_error_and_nothing_else(data: bytes, draw: st.DataObj
             at = draw.draw(st.integers(0, len(spoilt) - 1))
             spoilt[at : at + draw.draw(st.integers(0, 2))] = draw.draw(st.binary(max_size=2))
     for decode in (decode_batch, decode_records):
-        with contextlib.suppress(ValueError):
+        with suppress(ValueError):
             decode(bytes(spoilt))
 
 
@@ -223,6 +223,56 @@ def test_who_loads_a_snapshot_predicts_what_its_giver_predicts(seed: int) -> Non
     assert taker.token_ratio.of("m") == 0.3
 
 
+@pytest.mark.parametrize(
+    "worker",
+    ['{"url":[]}', '{"url":{}}', '{"filled":1}', "7"],
+)
+def test_whatever_a_head_says_it_is_a_value_error_at_worst(worker: str) -> None:
+    head = b'{"version":1,"block_bytes":256,"workers":[%b]}\n' % worker.encode()
+    with suppress(ValueError):
+        Loading(routing_over(A)).feed(head)
+
+
+def test_a_snapshot_larger_than_any_can_be_is_refused() -> None:
+    loading = Loading(routing_over(A))
+    loading.feed(CHUNKS[0])
+    many = [Record(0, array("Q", [number]), {0: 1.0}, 0) for number in range(1, 66)]
+    with pytest.raises(ValueError, match="larger"):
+        loading.feed(encode_records(many))
+    chain = [Record(number, array("Q", [number + 1]), {0: 1.0}, 0) for number in range(4000)]
+    loading = Loading(routing_over(A))
+    loading.feed(CHUNKS[0])
+    for start in range(0, len(chain), 50):
+        loading.feed(encode_records(chain[start : start + 50]))
+    assert loading._routing.tree.blocks < 1100, "so deep no tree is, and walking it would hold up the requests"
+
+
+def test_an_old_snapshot_says_nothing_of_an_engine_without_a_start_time() -> None:
+    giver = busy(0)
+    giver.fleet.workers[1].started = 5.0
+    taker = routing_over(A, B)
+    loading = Loading(taker, age=301.0)
+    for chunk in snapshot(giver):
+        loading.feed(chunk)
+    assert taker.tree.held[0] == 0
+    assert taker.tree.held[1] == giver.tree.held[1]
+
+
+def test_an_answer_that_comes_whole_is_told_as_computed_once_it_must_be() -> None:
+    clock = [0.0]
+    fleet = Fleet((A,))
+    fleet.workers[0].state = State.READY
+    fleet.workers[0].backlog.speed.tokens_per_s = 100.0
+    routing = Routing(fleet, PrefixTree(1000), "cache_aware", POLICIES["cache_aware"](), lambda: clock[0])
+    gossip = Gossip(routing)
+    placed(routing, prompt(1, 2, 3)._replace(streamed=False))
+    batch = gossip.take()
+    assert batch is not None
+    assert batch.loads[A].waiting_tokens == 3 * BLOCK_TOKENS
+    clock[0] = 60.0
+    assert gossip.take() == Batch([], {A: ToldLoad(1, 0)})
+
+
 def test_a_snapshot_can_be_handed_on() -> None:
     """What is older than all that its holder has seen itself counts as used before its time began."""
     first = busy(0)
@@ -268,7 +318,7 @@ def test_a_damaged_snapshot_is_a_value_error_at_worst(at: int, noise: bytes) -> 
     taker = routing_over(A, B)
     loading = Loading(taker)
     loading.feed(CHUNKS[0])
-    with contextlib.suppress(ValueError):
+    with suppress(ValueError):
         loading.feed(bytes(data))
     placed(taker, prompt(1, 2, 3, 4))
 

@@ -269,10 +269,12 @@ async def test_traffic_is_counted_as_it_was() -> None:
         assert scrape("worker_requests_total") == requests
         # The 502 is the worker's failure, and the router's answer. The client that left got no answer.
         assert scrape("refused_requests_total") == {("413",): 2, ("502",): 1}
-        assert scrape("prompt_tokens_total") == {(url,): 3 * 512}
-        assert scrape("available_tokens_total") == scrape("captured_tokens_total") == {(url,): 2 * 512}
+        # An engine that has told what is cached tells nothing where nothing is.
+        assert scrape("prompt_tokens_total") == {(url,): 4 * 512}
+        assert scrape("available_tokens_total") == scrape("captured_tokens_total") == {(url,): 3 * 512}
         assert scrape("delivered_tokens_total") == {(url,): 480 + 448}
-        assert scrape("unreported_requests_total") == {(url,): 1}
+        assert scrape("mispredicted_tokens_total") == {(url,): (512 - 480) + (512 - 448) + 512}
+        assert scrape("unreported_requests_total") == {(url,): 0}
         assert scrape("decisions_total") == {("no_prompt",): 1, ("cold",): 1, ("affinity",): 6}
         assert scrape("held_blocks") == {(url,): 4}
         assert scrape("tree_blocks") == {(): 4}

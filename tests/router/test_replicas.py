@@ -368,6 +368,35 @@ async def test_a_snapshot_that_is_garbage_is_asked_for_elsewhere() -> None:
             await until(lambda: new.knows(1, 2, 3))
 
 
+async def test_who_knows_no_key_cannot_keep_out_who_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener_module, "MAX_PEERS", 3)
+    async with running() as replica:
+        strangers = [await asyncio.open_connection(*replica.address) for _ in range(5)]
+        async with channel_to(replica) as channel:
+            channel.send(encode_batch(Batch([], {A: ToldLoad(2, 20)})))
+            await until(lambda: replica.loads[0] == Load(2, 20))
+        for _, writer in strangers:
+            writer.close()
+
+
+async def test_a_listener_shows_nothing_to_who_cannot_prove_anything() -> None:
+    async with running() as replica:
+        reader, writer = await asyncio.open_connection(*replica.address)
+        hello = await reader.readexactly(channel_module._HELLO.size)
+        writer.write(hello[:20] + b"\x01" * 24 + b"\x00" * 32)
+        assert await reader.read() == b"", "not even what a key could be guessed from"
+        writer.close()
+
+
+async def test_telling_a_peer_that_has_just_left_is_no_error() -> None:
+    async with running() as replica:
+        channel = await dial(*replica.address, identity(KEY))
+        channel.close()
+        channel.send(b"late")
+    with pytest.raises((PeerError, OSError)):
+        await channel.receive()
+
+
 async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener_module, "MAX_PEERS", 3)
     async with running() as replica:

@@ -106,6 +106,34 @@ async def test_a_damaged_file_costs_no_more_than_what_was_in_it(
     assert path.exists() == (damage != "folder-gone")
 
 
+async def test_what_is_old_is_not_believed_of_an_engine_that_may_have_restarted(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    config = replace(CONFIG, state_file=path)
+    peer = Peer(answering(response(b"{}")))
+    async with peer.listening():
+        async with running_router(peer.url, config=config) as router:
+            await warm_up(router, "a")
+        written = path.stat().st_mtime
+        os.utime(path, (written - 301, written - 301))
+        async with running_router(peer.url, config=config) as router:
+            assert router.app.tree.held[0] == 0
+
+
+async def test_two_routers_that_write_one_file_leave_one_of_their_states(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    config = replace(CONFIG, state_file=path)
+    peer = Peer(answering(response(b"{}")))
+    async with peer.listening():
+        async with running_router(peer.url, config=config) as one, running_router(peer.url, config=config) as two:
+            await warm_up(one, "a")
+            await warm_up(two, "b", "c")
+            files = (one.app._state_file, two.app._state_file)
+            await asyncio.gather(*(file._save() for file in files if file is not None))
+        assert os.listdir(tmp_path) == ["state"]
+        async with running_router(peer.url, config=config) as router:
+            assert router.app.tree.held[0] in (20, 40)
+
+
 async def test_nothing_is_left_running(tmp_path: Path) -> None:
     peer = Peer(answering(response(b"{}")))
     async with peer.listening():

@@ -23,7 +23,7 @@ class WorkerView(Protocol):
 
     @property
     def slowness(self) -> float:
-        """Time that it takes for a token, over the fleet's mean; 1 where that is about the same."""
+        """Time that it takes for a token, over the fleet's median; 1 where that is about the same."""
 
     @property
     def recent_new_tokens(self) -> float:

@@ -1,7 +1,8 @@
 """One connection between two routers: who is there, whether both know the key, and frames that nobody can forge.
 
     both: HELLO   protocol, hash scheme, router id, nonce
-    both: PROOF   MAC of both hellos under the shared key, the dialer's and the listener's each in its own way
+    both: PROOF   MAC of both hellos under the shared key, each side's in its own way; the dialer's comes first, so
+                  that a listener shows nothing to who cannot prove anything
     then: FRAME*  length, MAC of a running number and the payload, under a key of its own for each direction, payload
 
 Not encrypted: hashes and loads say little, and what they say is not worth a second TLS. MACs are BLAKE2b (RFC 7693).
@@ -23,6 +24,7 @@ MAX_FRAME = 4 * 1024 * 1024
 SILENCE = 5.0
 """Seconds without a frame after which the other side counts as gone. Each side says something every second."""
 CONNECT_TIMEOUT = 5.0
+HANDSHAKE_TIMEOUT = 2.0
 
 _HELLO = struct.Struct("<12sQ8s16s")
 _PROOF_BYTES = 32
@@ -75,7 +77,10 @@ class Channel:
         return self._writer.transport.get_write_buffer_size()
 
     def send(self, payload: bytes) -> None:
+        """Nothing, where the connection has ended: `receive` will tell."""
         assert len(payload) <= MAX_FRAME, "batches and chunks are bounded"
+        if self._writer.transport.is_closing():  # to which uvloop objects
+            return
         self._writer.write(_FRAME.pack(len(payload), _mac(self._send_key, self._sent, payload)))
         self._writer.write(payload)
         self._sent += 1
@@ -115,25 +120,43 @@ async def greet(
 ) -> Channel:
     """Both sides of the handshake. Closes the connection where it fails. Raises PeerError, OSError."""
     try:
-        mine = _HELLO.pack(PROTOCOL, SCHEME, own.router, secrets.token_bytes(16))
-        writer.write(mine)
-        theirs = await _read(reader, _HELLO.size)
-        protocol, scheme, router, _ = _HELLO.unpack(theirs)
-        if protocol != PROTOCOL or scheme != SCHEME:
-            raise PeerError("another version, or no router at all")
-        if router == own.router:
-            raise OneselfError
-        hellos = mine + theirs if dialed else theirs + mine
-        sides = (b"dialer", b"listener") if dialed else (b"listener", b"dialer")
-        my_key, their_key = (blake2b(hellos, key=own.key, person=side).digest() for side in sides)
-        writer.write(my_key[:_PROOF_BYTES])
-        if not hmac.compare_digest(await _read(reader, _PROOF_BYTES), their_key[:_PROOF_BYTES]):
-            raise PeerError("another --gossip-key")
-        # The half that was not shown.
-        return Channel(reader, writer, router.hex(), my_key[_PROOF_BYTES:], their_key[_PROOF_BYTES:])
-    except BaseException:
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT):
+            return await _greet(reader, writer, own, dialed=dialed)
+    except BaseException as error:
         writer.close()
+        if isinstance(error, TimeoutError):
+            raise PeerError("it fell silent") from None
+        if isinstance(error, RuntimeError):  # uvloop's word for a connection that has just ended
+            raise PeerError("it hung up") from None
         raise
+
+
+async def _greet(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, own: Identity, *, dialed: bool
+) -> Channel:
+    mine = _HELLO.pack(PROTOCOL, SCHEME, own.router, secrets.token_bytes(16))
+    writer.write(mine)
+    theirs = await _read(reader, _HELLO.size)
+    protocol, scheme, router, _ = _HELLO.unpack(theirs)
+    if protocol != PROTOCOL or scheme != SCHEME:
+        raise PeerError("another version, or no router at all")
+    if router == own.router:
+        raise OneselfError
+    hellos = mine + theirs if dialed else theirs + mine
+    sides = (b"dialer", b"listener") if dialed else (b"listener", b"dialer")
+    my_key, their_key = (blake2b(hellos, key=own.key, person=side).digest() for side in sides)
+    if dialed:
+        writer.write(my_key[:_PROOF_BYTES])
+    try:
+        proof = await _read(reader, _PROOF_BYTES)
+    except PeerError as error:
+        raise PeerError(f"{error} (another --gossip-key?)" if dialed else str(error)) from None
+    if not hmac.compare_digest(proof, their_key[:_PROOF_BYTES]):
+        raise PeerError("another --gossip-key")
+    if not dialed:
+        writer.write(my_key[:_PROOF_BYTES])
+    # The half that was not shown.
+    return Channel(reader, writer, router.hex(), my_key[_PROOF_BYTES:], their_key[_PROOF_BYTES:])
 
 
 def _mac(key: bytes, number: int, payload: bytes) -> bytes:

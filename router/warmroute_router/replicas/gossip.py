@@ -13,6 +13,8 @@ from ..routing import Placement, Routing
 
 FLUSH_INTERVAL = 0.02
 """Seconds between two batches."""
+MAX_UNTOLD = 2048
+"""Decisions of one batch: some 20 ms of work for whoever gets it."""
 MAX_UNTOLD_BLOCKS = 128 * 1024
 """Of one batch, 1 MiB; decisions beyond are not told."""
 
@@ -57,7 +59,7 @@ class Gossip:
 
     def _note(self, placement: Placement) -> None:
         prompt = placement.prompt
-        if self._blocks + len(prompt.hashes) > MAX_UNTOLD_BLOCKS:
+        if self._blocks + len(prompt.hashes) > MAX_UNTOLD_BLOCKS or len(self._sent) >= MAX_UNTOLD:
             self.untold += 1
             return
         self._blocks += len(prompt.hashes)
@@ -65,12 +67,15 @@ class Gossip:
 
     def take(self) -> Batch | None:
         """What has happened since the last time; None where nothing did."""
+        now = self._routing.now()
+        for worker in self._routing.fleet.workers:
+            worker.backlog.remaining_at(now)  # which takes for done what must be
         loads = {worker.url: worker.own_load for worker in self._routing.fleet.workers}
         changed = {url: load for url, load in loads.items() if load != self._told.get(url, NO_LOAD)}
         if not self._sent and not changed:
             return None
         self._told = loads
-        batch = Batch(self._sent, _told(changed, self._routing.now()))
+        batch = Batch(self._sent, _told(changed, now))
         self._sent, self._blocks = [], 0
         return batch
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable
 
 from ..config import Address, bracketed
@@ -38,8 +39,12 @@ class Link:
             try:
                 channel = await dial(*self._address, self._own)
                 logger.info("peer %s: connected", shown)
-                pause, said = MIN_PAUSE, ""
-                await self._stay(channel)
+                connected = time.monotonic()
+                try:
+                    await self._stay(channel)
+                finally:
+                    if time.monotonic() - connected > MAX_PAUSE:
+                        pause, said = MIN_PAUSE, ""
             except (PeerError, OSError, ValueError) as error:
                 if str(error) != said:  # not at every try
                     said = str(error)

@@ -12,6 +12,8 @@ from .wire import decode_batch
 
 logger = logging.getLogger(__name__)
 
+MAX_UNSENT = 1024 * 1024
+"""Bytes that a peer may leave unread; it only ever gets heartbeats and, once, a snapshot, at its own pace."""
 MAX_PEERS = 64
 """Connections at a time, those included that have not said who they are."""
 
@@ -24,6 +26,8 @@ class Listener:
         self._channels: dict[str, Channel] = {}
         """By the peer's id."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unproved: dict[asyncio.Task[None], None] = {}
+        """Those of whom nothing is known yet, the oldest first."""
 
     async def run(self, listener: socket.socket) -> None:
         """Until it is cancelled."""
@@ -38,15 +42,23 @@ class Listener:
     def beat(self) -> None:
         """Let those who tell know that somebody is listening."""
         for channel in self._channels.values():
-            channel.send(ALIVE)
+            if channel.unsent > MAX_UNSENT:
+                channel.close()
+            else:
+                channel.send(ALIVE)
 
     def _take_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._tasks) >= MAX_PEERS:
-            writer.close()
-            return
+            oldest = next(iter(self._unproved), None)
+            if oldest is None:
+                writer.close()
+                return
+            oldest.cancel()  # so that who knows no key cannot keep out who does
         task = asyncio.create_task(self._serve(reader, writer))
         self._tasks.add(task)
+        self._unproved[task] = None
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda task: self._unproved.pop(task, None))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -54,6 +66,9 @@ class Listener:
         except (PeerError, OSError) as error:
             logger.debug("a peer was turned away: %s", error)
             return
+        task = asyncio.current_task()
+        assert task is not None, "this is one"
+        self._unproved.pop(task, None)
         before = self._channels.get(channel.peer)
         if before is not None:  # it has lost that one and does not know that we have not
             before.close()

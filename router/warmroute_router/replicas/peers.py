@@ -77,7 +77,7 @@ class Peers:
         name, port = self._config.dns
         try:
             found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             logger.info("peers %s: %s", name, error)
             return set(self._links)
         return {(str(address[0]), port) for *_, address in found}
@@ -94,6 +94,7 @@ class Peers:
         for address in sorted(addresses - self._links.keys())[: MAX_PEERS - len(self._links)]:
             self._links[address] = link = Link(address, self._identity, self._warm_up)
             self._dialling[address] = asyncio.create_task(link.run())
+            self._dialling[address].add_done_callback(_say_if_it_failed)
 
     async def _tell(self) -> None:
         """Everyone the same, in every interval in which there is anything to tell."""

@@ -11,9 +11,10 @@ from itertools import islice
 from math import inf
 
 from ..blocks import BLOCK_BYTES
+from ..calibration import TIME_TO_LIVE
 from ..fleet import Worker
 from ..routing import Routing
-from ..tree import Record, Restoration
+from ..tree import MAX_TREE_BLOCKS, Record, Restoration
 from .wire import decode_json, decode_records, encode_json, encode_records, numbers_by_name
 
 VERSION = 1
@@ -23,6 +24,8 @@ _BLOCKS = 16 * 1024
 """Of one chunk, about."""
 _MAX_RUN = 128 * 1024
 """Of one record: of a longer run only the head is told."""
+_MAX_BLOCKS = 2 * MAX_TREE_BLOCKS
+"""Of one snapshot. A tree holds half of that, and changes while it is told."""
 
 
 def snapshot(routing: Routing) -> Iterator[bytes]:
@@ -75,9 +78,12 @@ def _with_ages(record: Record, workers: dict[int, Worker]) -> Record:
 class Loading:
     """Takes the chunks of a snapshot, in order. Whatever it took before a bad one stays."""
 
-    def __init__(self, routing: Routing) -> None:
+    def __init__(self, routing: Routing, age: float = 0.0) -> None:
+        """`age`: seconds since the snapshot was taken."""
         self._routing = routing
+        self._age = age
         self._restoration = Restoration(routing.tree)
+        self._blocks = 0
         self._workers: dict[int, Worker] | None = None
         """By the number that they have in the snapshot, those that are known here too."""
 
@@ -86,7 +92,11 @@ class Loading:
         if self._workers is None:
             self._workers = self._read_head(chunk)
             return
-        for record in decode_records(chunk):
+        records = decode_records(chunk)
+        self._blocks += sum(len(record.hashes) for record in records)
+        if len(records) > _RECORDS or self._blocks > _MAX_BLOCKS:
+            raise ValueError("a snapshot that is larger than any can be")
+        for record in records:
             seen = {
                 self._workers[number].index: self._workers[number].retention.clock - age
                 for number, age in record.seen.items()
@@ -106,10 +116,12 @@ class Loading:
         own = {worker.url: worker for worker in self._routing.fleet.workers}
         workers: dict[int, Worker] = {}
         for number, item in enumerate(told):
-            worker = own.get(item.pop("url", None))
+            worker = own.get(str(item.pop("url", None)))
             figures = dict(numbers_by_name(item))
             started = figures.get("started")
-            if worker is None or _restarted(worker, started):
+            # Of an engine that does not say since when it runs, nobody knows what has become of it in a long time.
+            unsure = started is None and self._age > TIME_TO_LIVE
+            if worker is None or unsure or _restarted(worker, started):
                 continue
             workers[number] = worker
             worker.retention.adopt(figures.get("filled", 0.0), figures.get("retention", inf))

@@ -7,6 +7,8 @@ import asyncio
 import logging
 import os
 import struct
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -44,7 +46,7 @@ class StateFile:
         """Begin with what the file has. Where it is damaged, with what comes before; where there is none, cold."""
         try:
             with self._path.open("rb") as file:
-                loading = Loading(self._routing)
+                loading = Loading(self._routing, age=time.time() - self._path.stat().st_mtime)
                 for chunk in _chunks(file):
                     loading.feed(chunk)
         except FileNotFoundError:
@@ -80,18 +82,20 @@ class _Replacing:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._new = path.with_name(path.name + ".new")
 
     def __enter__(self) -> BinaryIO:
-        # Nobody else need know what was asked, not even by its hashes.
-        self._file = os.fdopen(os.open(self._new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
+        # Nobody else need know what was asked, not even by its hashes: `mkstemp` makes it readable by its owner only.
+        handle, name = tempfile.mkstemp(dir=self._path.parent, prefix=f".{self._path.name}.")
+        self._new = Path(name)
+        self._file = os.fdopen(handle, "wb")
         return self._file
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._file.close()
-        if kind is None:
-            self._new.replace(self._path)
-        else:
+        try:
+            self._file.close()
+            if kind is None:
+                self._new.replace(self._path)
+        finally:
             self._new.unlink(missing_ok=True)
 
 
