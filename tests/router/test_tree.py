@@ -1,7 +1,7 @@
 """The prefix tree against a model that keeps every prefix of every prompt in plain dictionaries."""
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from math import inf, nan
 
@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tree import FOREVER, Keeping, sent_blocks
-from warmroute_router.tree import PrefixTree, Record, Restoration, _Node
+from warmroute_router.tree import PrefixTree, Record, Restoration
+from warmroute_router.tree.node import Node
 
 WORKERS = range(3)
 BIG = 10_000
@@ -28,6 +29,12 @@ def chained(prompt: Sequence[int]) -> "array[int]":
 
 def insert(tree: PrefixTree, prompt: Sequence[int], worker: int, reading: float = 0.0) -> None:
     tree.insert(tree.find(chained(prompt)), worker, reading)
+
+
+def restore(tree: PrefixTree, records: Iterable[Record]) -> None:
+    restoration = Restoration(tree)
+    for record in records:
+        restoration.add(record)
 
 
 def cached(tree: PrefixTree, prompt: Sequence[int]) -> dict[int, int]:
@@ -79,7 +86,7 @@ class Naive:
             ]
 
 
-def nodes_below(node: _Node) -> Iterator[_Node]:
+def nodes_below(node: Node) -> Iterator[Node]:
     for child in node.children.values():
         yield child
         yield from nodes_below(child)
@@ -111,8 +118,8 @@ def assert_consistent(tree: PrefixTree, max_blocks: int = BIG, max_entries: int 
     assert_ring(tree, nodes)
 
 
-def assert_ring(tree: PrefixTree, nodes: list[_Node]) -> None:
-    ring: list[_Node] = []
+def assert_ring(tree: PrefixTree, nodes: list[Node]) -> None:
+    ring: list[Node] = []
     node = tree._root.older
     while node is not tree._root:
         assert node.older.newer is node
@@ -121,7 +128,7 @@ def assert_ring(tree: PrefixTree, nodes: list[_Node]) -> None:
     assert set(ring) == set(nodes)
     assert len(ring) == len(nodes)
     assert [node.used for node in ring] == sorted((node.used for node in ring), reverse=True)
-    assert all(node.used <= tree._tick for node in ring)
+    assert all(node.used <= tree.tick for node in ring)
     place = {node: index for index, node in enumerate([tree._root, *ring])}
     assert all(node.parent is not None and place[node.parent] < place[node] for node in ring)
 
@@ -284,7 +291,7 @@ def test_short_prompts_are_bounded_by_the_nodes_they_make() -> None:
 def test_records_make_the_same_tree(history: list[Step]) -> None:
     tree, naive = filled(history, put_back)
     copy = PrefixTree(BIG)
-    copy.restore(tree.records())
+    restore(copy, tree.records())
     assert blocks_of(copy) == naive.seen
     assert (copy.nodes, copy.entries) == (tree.nodes, tree.entries)
     assert_consistent(copy)
@@ -296,7 +303,7 @@ def test_records_keep_the_order_and_the_distances_of_use(history: list[tuple[lis
     copy = PrefixTree(BIG)
     for _ in range(20):
         insert(copy, [], 0)
-    copy.restore(tree.records())
+    restore(copy, tree.records())
     records, copied = list(tree.records()), list(copy.records())
     assert [record[:3] for record in copied] == [record[:3] for record in records]
     assert [record.used for record in copied] == [record.used - records[0].used + 20 for record in records]
@@ -306,7 +313,7 @@ def test_records_keep_the_order_and_the_distances_of_use(history: list[tuple[lis
 def test_restoring_into_a_tree_keeps_the_later_of_both(history: list[Step], own: list[Step]) -> None:
     other, naive_other = filled(history, put_back)
     tree, naive = filled(own, put_back)
-    tree.restore(other.records())
+    restore(tree, other.records())
     for block, seen in naive_other.seen.items():
         mine = naive.seen.setdefault(block, {})
         for worker, reading in seen.items():
@@ -321,7 +328,7 @@ def test_restoring_keeps_the_bounds(history: list[Step], own: list[Step], max_bl
     tree = PrefixTree(max_blocks, max_entries)
     for _, prompt, worker in own:
         insert(tree, prompt, worker)
-    tree.restore(other.records())
+    restore(tree, other.records())
     assert_consistent(tree, max_blocks, max_entries)
 
 
@@ -331,7 +338,7 @@ def test_the_newest_record_is_as_recent_as_now_and_the_oldest_make_room() -> Non
         insert(other, [5, number], 0)
     for number in range(4):
         insert(tree, [number], 1)
-    tree.restore(other.records())
+    restore(tree, other.records())
     # Its prompts and the tree's own, one by one from the newest.
     assert [cached(tree, [5, number]) for number in (9, 8, 7)] == [{0: 2}, {0: 2}, {0: 1}]
     assert [cached(tree, [number]) for number in (3, 2, 1)] == [{1: 1}, {1: 1}, {}]
@@ -405,5 +412,5 @@ def test_no_record_can_harm_the_tree(
 )
 def test_a_record_that_cannot_be_placed_is_skipped(record: Record) -> None:
     tree = PrefixTree(BIG)
-    tree.restore([record])
+    restore(tree, [record])
     assert tree.blocks == 0
