@@ -85,6 +85,8 @@ ROWS = (
     Row("Claude Code, medium", CLAUDE, f"{AGENTS} --speed 0.15", tuned=True),
     Row("Claude Code, overload", CLAUDE, f"{AGENTS} --speed 0.5", tuned=True),
     Row("Azure conversation (control)", "azure_2023_conv.csv", "--limit 8000 --blocks 8000"),
+    Row("Azure conversation, overload (control)", "azure_2023_conv.csv", "--limit 8000 --blocks 8000 --speed 16"),
+    Row("Azure code (control)", "azure_2023_code.csv", "--blocks 8000"),
 )
 
 
