@@ -120,6 +120,15 @@ class RouterCollector(Collector):
             if worker.retention.blocks < inf:
                 retention.add_metric([worker.url], worker.retention.blocks * BLOCK_TOKENS)
         yield retention
+        speed = GaugeMetricFamily(
+            "warmroute_prefill_tokens_per_second",
+            "Prompt tokens that the worker computes in a second, by the first bytes of streams that met it idle.",
+            labels=["worker"],
+        )
+        for worker in workers:
+            if worker.backlog.speed.tokens_per_s is not None:
+                speed.add_metric([worker.url], worker.backlog.speed.tokens_per_s)
+        yield speed
 
     def _replicas(self, peers: Peers) -> Iterable[Metric]:
         yield GaugeMetricFamily("warmroute_peers", "Other routers that are told of decisions.", peers.connected)

@@ -19,8 +19,6 @@ from .usage import Usage
 _NO_HASHES = hash_blocks(b"").hashes
 _MEAN_WEIGHT = 0.02
 """Of one request in the running mean of new tokens: the last fifty or so count."""
-
-
 _RECENT_DECAY = 0.995
 """Of a worker's recent new tokens, with each request to anyone: half of them are from the last 140 requests."""
 _LARGE = 1e100
@@ -149,8 +147,8 @@ class Routing:
         """Told of each placement."""
         self.has_peers = False
         """Whether other routers are heard of."""
-        self._policy = policy
         self.now = now
+        self._policy = policy
         self._mean_new_tokens = 0.0
         self._recent_unit = 1.0
         self._unread = 0

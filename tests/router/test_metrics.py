@@ -70,6 +70,7 @@ GAUGES = {
     "held_blocks": ["worker"],
     "tree_blocks": [],
     "retention_tokens": ["worker"],
+    "prefill_tokens_per_second": ["worker"],
 }
 
 
@@ -84,6 +85,7 @@ async def test_every_metric_has_its_type_its_help_and_its_labels() -> None:
             await client.post(router.url + "/v1/completions", content=body)
         await until(lambda: not router.app.fleet.workers[0].in_flight)
         router.app.fleet.workers[0].retention.start_at(100)
+        router.app.fleet.workers[0].backlog.speed.tokens_per_s = 1000.0
         scrape = Scrape(build_registry(router.app.routing, router.app.proxy))
     labels: dict[str, list[str]] = {}
     for family in scrape.families.values():
