@@ -18,6 +18,7 @@ BIG = 10_000
 prompts = st.lists(st.integers(0, 2), max_size=8)
 workers = st.sampled_from(WORKERS)
 inserts = st.lists(st.tuples(prompts, workers))
+quarters = st.integers(-12, 20).map(lambda number: number / 4)  # exact in any order of adding
 Step = tuple[str, list[int], int]
 steps = st.lists(st.tuples(st.sampled_from(["insert", "insert", "insert", "forget"]), prompts, workers))
 
@@ -157,7 +158,7 @@ def filled(history: list[Step], clock: Callable[[int], float] = float) -> tuple[
         st.tuples(st.sampled_from(["insert", "insert", "insert", "forget"]), prompts, workers, st.integers(0, 5))
     ),
     prompts,
-    st.tuples(*(st.builds(Keeping, st.floats(-3, 5), st.floats(-1, 5), st.floats(0, 4)) for _ in WORKERS)),
+    st.tuples(*(st.builds(Keeping, quarters, quarters, quarters.map(abs)) for _ in WORKERS)),
 )
 def test_unbounded_it_equals_the_naive_model(
     history: list[tuple[str, list[int], int, int]],
