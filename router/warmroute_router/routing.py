@@ -188,7 +188,8 @@ class Routing:
         view = FleetView(workers, cached, self._mean_new_tokens, doubtful, self.has_peers)
         worker, reason = self._policy.choose(prompt, view)
         self.decisions[reason if prompt.tokens else "no_prompt"] += 1
-        best = max([cached.get(candidate.index, 0) for candidate in workers])
+        all_ready = len(workers) == len(self.fleet.workers)
+        best = max(cached.values() if all_ready else [cached.get(each.index, 0) for each in workers], default=0)
         predicted = cached.get(worker.index, 0)
         readings = path.readings(worker.index)
         placement = Placement(worker, prompt, self.now, best=best, predicted=predicted, path=readings)

@@ -177,7 +177,7 @@ def test_three_routers_keep_the_hit_rate_of_one(live: Live, monkeypatch: pytest.
     three = uvloop.run(run(live.case, gossiping(ROUTERS)))
     assert {answer.status for answer in three.answers} == {200}
     assert {(worker["in_flight"], worker["waiting_tokens"]) for worker in three.workers} == {(0, 0)}
-    # All, but what they decide before they have found each other: whoever starts first dials again half a second later.
+    # All but what they decide before they have met: whoever starts first dials again half a second later.
     assert three.counters["warmroute_followed_decisions_total"] > 0.9 * (ROUTERS - 1) * len(three.answers)
     assert hit_rate(three.answers) >= KEPT * hit_rate(live.answers)
 

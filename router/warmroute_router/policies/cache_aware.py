@@ -55,7 +55,8 @@ class CacheAware:
         unseen = TOKENS_PER_REQUEST if fleet.has_peers else 0
         limit = inf
         costs: list[tuple[float, W]] = []
-        for bound, worker in sorted(zip(bounds, workers, strict=True), key=_bound):
+        for index in sorted(range(len(workers)), key=bounds.__getitem__):
+            bound, worker = bounds[index], workers[index]
             if bound > limit:
                 break
             new = tokens - expected(worker.index, 0) * block_tokens
@@ -65,10 +66,6 @@ class CacheAware:
         best = [worker for cost, worker in costs if cost <= limit]
         chosen = best[0] if len(best) == 1 else _first_of_equals(best, prompt, fleet, mean_recent)
         return Choice(chosen, _reason(chosen, fleet))
-
-
-def _bound(bound_and_worker: tuple[float, W]) -> float:
-    return bound_and_worker[0]
 
 
 def _expected_blocks(fleet: FleetView[W]) -> Mapping[int, float]:

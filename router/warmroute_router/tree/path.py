@@ -67,13 +67,14 @@ class Path:
                 left = reading - kept.horizon
                 if left >= depth:
                     whole.add(worker)
-                    left = depth
-                else:
-                    perhaps = min(left + kept.blocks, depth)
-                    if perhaps >= 1 and perhaps > doubtful.get(worker, 0):
-                        doubtful[worker] = int(perhaps)
+                    if depth > blocks.get(worker, 0):
+                        blocks[worker] = depth
+                    continue
                 if left >= 1 and left > blocks.get(worker, 0):
                     blocks[worker] = int(left)
+                perhaps = min(left + kept.blocks, depth)
+                if perhaps >= 1 and perhaps > doubtful.get(worker, 0):
+                    doubtful[worker] = int(perhaps)
         return Cached(blocks, doubtful)
 
     def readings(self, worker: int) -> list[tuple[int, float]]:
