@@ -150,20 +150,19 @@ class Retention:
         """
         if not self.reported:
             self.reported, self._expired = True, -inf
-        reply = _Reply(path, dispatched, predicted, delivered, waiting)
         if predicted >= _TELLING_BLOCKS and delivered < 1:
             age = dispatched - path[0][1]
             if waiting < age < self.blocks * _YOUNG:
-                self._suspect(reply)
+                self._suspect(_Reply(path, dispatched, predicted, delivered, waiting))
                 self._move_horizon()
                 return
-        if delivered >= 1:
+        if delivered >= 1 and (self._empty_replies or self._was_flushed):
             # So it was not flushed, and those before it were missing for the common reason.
             for earlier in self._empty_replies:
-                self._fit(earlier)
+                self._fit(*earlier)
             self._empty_replies.clear()
             self._was_flushed = False
-        self._fit(reply)
+        self._fit(path, dispatched, predicted, delivered, waiting)
         self._move_horizon()
 
     def _suspect(self, reply: _Reply) -> None:
@@ -174,25 +173,27 @@ class Retention:
         self._empty_replies.clear()
         self._emptied = max(self._emptied, first.dispatched)
         if self.blocks < inf or self._was_flushed:
-            self._fit(first)  # should it be the retention after all that is wrong by far, it still gets there
+            self._fit(*first)  # should it be the retention after all that is wrong by far, it still gets there
         self._was_flushed = True
 
-    def _fit(self, reply: _Reply) -> None:
-        path, dispatched, predicted, delivered, waiting = reply
+    def _fit(
+        self, path: Sequence[tuple[int, float]], dispatched: float, predicted: int, delivered: float, waiting: float
+    ) -> None:
         if delivered < predicted - _TOLERANCE:
             since = next((dispatched - reading for depth, reading in path if depth > delivered + _TOLERANCE), inf)
             if waiting < since and since + delivered < self.blocks:
                 self._move_to(since + delivered)
-        else:
-            starts = (0, *(depth for depth, _ in path))
-            ages = (
-                dispatched - reading + min(depth, delivered)
-                for start, (depth, reading) in zip(starts, path, strict=False)
-                if start < delivered and waiting < dispatched - reading
-            )
-            oldest = max(ages, default=0.0)
-            if self.blocks < oldest:
-                self._move_to(oldest)
+            return
+        start, oldest = 0, 0.0
+        for depth, reading in path:
+            if start >= delivered:
+                break
+            since = dispatched - reading
+            if since > waiting:
+                oldest = max(oldest, since + min(depth, delivered))
+            start = depth
+        if self.blocks < oldest:
+            self._move_to(oldest)
 
     def _move_to(self, age: float) -> None:
         weight = 1.0 if self.blocks == inf else _LEARNING_RATE

@@ -4,7 +4,6 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection
-from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
@@ -32,12 +31,13 @@ class Placement:
     """
 
     __slots__ = (
-        "_before",
+        "_clock",
         "_now",
         "_path",
         "_predicted",
         "_prefill",
         "_ttft",
+        "_waiting_blocks",
         "available",
         "captured",
         "prompt",
@@ -66,7 +66,9 @@ class Placement:
         self._now = now
         self._path = path
         self._predicted = predicted
-        self._before = _Before(worker.retention.clock, worker.waiting_tokens / prompt.block_tokens)
+        # As the request found the worker.
+        self._clock = worker.retention.clock
+        self._waiting_blocks = worker.backlog.tokens / prompt.block_tokens
         new_tokens = prompt.tokens - self.captured
         self._prefill = worker.backlog.add(new_tokens, now(), streamed=prompt.streamed)
         self._ttft: float | None = None
@@ -108,23 +110,15 @@ class Placement:
 
     def _time(self, computed: int) -> None:
         """Of a request that waited for nobody, the first byte tells how fast the worker is."""
-        if self._ttft is not None and self.prompt.streamed and not self._before.waiting:
+        if self._ttft is not None and self.prompt.streamed and not self._waiting_blocks:
             self.worker.backlog.speed.learn(computed, self._ttft)
 
     def _learn(self, delivered_share: float) -> None:
         retention = self.worker.retention
         delivered = delivered_share * self.prompt.tokens / self.prompt.block_tokens
-        retention.learn(self._path, self._before.clock, self._predicted, delivered, self._before.waiting)
+        retention.learn(self._path, self._clock, self._predicted, delivered, self._waiting_blocks)
         # The clock had gone on by what was predicted to be new.
         retention.correct(self._predicted - min(delivered, len(self.prompt.hashes)))
-
-
-class _Before(NamedTuple):
-    """A worker as a request found it."""
-
-    clock: float
-    waiting: float
-    """Blocks that it still had to compute."""
 
 
 class Routing:
