@@ -33,8 +33,9 @@ class Listener:
         """Until it is cancelled."""
         server = await asyncio.start_server(self._take_in, sock=listener)
         try:
-            await server.serve_forever()
+            await asyncio.Event().wait()
         finally:
+            server.close()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
