@@ -74,14 +74,18 @@ class Worker:
         return self.backlog.tokens
 
     @property
-    def own_load(self) -> Load:
-        # A copy, since metrics ask from a thread of their own.
-        peers, oldest = tuple(self.peer_loads.values()), self.backlog.oldest
-        return Load(
+    def own_counts(self) -> tuple[int, int]:
+        """Requests in flight and waiting tokens of this router alone."""
+        peers = tuple(self.peer_loads.values())  # at once, since metrics ask from a thread of their own
+        return (
             self.in_flight - sum(load.in_flight for load in peers),
             self.waiting_tokens - sum(load.waiting_tokens for load in peers),
-            *((oldest.tokens, oldest.sent_at) if oldest is not None else (0, 0.0)),
         )
+
+    @property
+    def own_load(self) -> Load:
+        oldest = self.backlog.oldest
+        return Load(*self.own_counts, *((oldest.tokens, oldest.sent_at) if oldest is not None else (0, 0.0)))
 
     def set_peer_load(self, peer: str, load: Load, now: float) -> None:
         before = self.peer_loads.pop(peer, NO_LOAD)
@@ -110,9 +114,7 @@ class Fleet:
         """Where measured prefill speeds differ by more than measuring does, let it count."""
         speeds = [worker.backlog.speed.tokens_per_s for worker in self.workers]
         known = [speed for speed in speeds if speed is not None]
-        if not known:
-            return
-        usual = median(known)
+        usual = median(known) if known else 0.0
         for worker, speed in zip(self.workers, speeds, strict=True):
             slowness = usual / speed if speed is not None else 1.0
             worker.slowness = min(max(slowness, 1 / _MOST), _MOST) if abs(slowness - 1) > _SAME_SPEED else 1.0

@@ -104,9 +104,9 @@ class RouterCollector(Collector):
             labels=["worker"],
         )
         for worker in workers:
-            load = worker.own_load
-            in_flight.add_metric([worker.url], load.in_flight)
-            waiting.add_metric([worker.url], load.waiting_tokens)
+            own_in_flight, own_waiting = worker.own_counts
+            in_flight.add_metric([worker.url], own_in_flight)
+            waiting.add_metric([worker.url], own_waiting)
         yield from (in_flight, waiting)
 
     def _calibration(self, workers: list[Worker]) -> Iterable[Metric]:
