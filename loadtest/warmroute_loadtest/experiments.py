@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from functools import lru_cache
 from multiprocessing import Pool
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import orjson
 
-from .simulator import simulate
+from .simulator import Result, simulate
 from .simulator.cli import parsed, spec_of
 from .traces import Trace, load_trace
 
@@ -43,6 +43,7 @@ POLICIES = (
 )
 SPEEDS = (0.9, 1.0, 1.1)
 """Of each row's own: results jump with small changes of anything, so one run says little."""
+MEANT = tuple(field.name for field in fields(Result) if field.name not in ("policy", "requests"))
 AS_GOOD = 1.0005
 """Ratio of times that is no difference in three digits."""
 POINT = 0.01
@@ -90,19 +91,6 @@ ROWS = (
 )
 
 
-class Figures(NamedTuple):
-    """Of one run, or the means of several."""
-
-    hit_rate: float
-    ceiling: float
-    ttft_mean: float
-    ttft_p50: float
-    ttft_p90: float
-    ttft_p99: float
-    skew: float
-    prediction_error: float
-
-
 class Run(NamedTuple):
     row: str
     policy: str
@@ -118,30 +106,29 @@ def main(argv: Sequence[str]) -> int:
     wanted = [Run(row.name, policy, speed) for row in ROWS for speed in SPEEDS for policy in POLICIES]
     missing = [(folder, run) for run in wanted if run not in results]
     with Pool(os.cpu_count()) as pool, path.open("ab") as file:
-        for done, (run, figures) in enumerate(pool.imap_unordered(_run, missing), 1):
-            results[run] = figures
-            file.write(orjson.dumps({"run": run._asdict(), "figures": figures._asdict()}) + b"\n")
+        for done, (run, result) in enumerate(pool.imap_unordered(_run, missing), 1):
+            results[run] = result
+            file.write(orjson.dumps({"run": run._asdict(), "result": asdict(result)}) + b"\n")
             file.flush()
             print(f"\r{done}/{len(missing)}", end="", file=sys.stderr)
     print("\n".join([*_summary(results), "", *_tables(results)]))
     return 0
 
 
-def _read(path: Path) -> Iterable[tuple[Run, Figures]]:
+def _read(path: Path) -> Iterable[tuple[Run, Result]]:
     if path.exists():
         for line in path.read_bytes().splitlines():
             record = orjson.loads(line)
-            yield Run(**record["run"]), Figures(**record["figures"])
+            yield Run(**record["run"]), Result(**record["result"])
 
 
-def _run(job: tuple[Path, Run]) -> tuple[Run, Figures]:
+def _run(job: tuple[Path, Run]) -> tuple[Run, Result]:
     folder, run = job
     row = next(row for row in ROWS if row.name == run.row)
     place = row.trace if row.trace.startswith("synthetic:") else str(folder / row.trace)
     args = parsed([place, *shlex.split(row.flags)])
     spec = replace(spec_of(args), speed=args.speed * run.speed)
-    result = simulate(_trace(place, args.limit), run.policy, spec)
-    return run, Figures(*(getattr(result, name) for name in Figures._fields))
+    return run, simulate(_trace(place, args.limit), run.policy, spec)
 
 
 @lru_cache(1)
@@ -149,13 +136,17 @@ def _trace(place: str, limit: int | None) -> Trace:
     return load_trace(place, limit=limit)
 
 
-def _means(results: dict[Run, Figures], row: Row) -> dict[str, Figures]:
+def _means(results: dict[Run, Result], row: Row) -> dict[str, Result]:
     """By policy, over the speeds."""
-    runs = {policy: [results[Run(row.name, policy, speed)] for speed in SPEEDS] for policy in POLICIES}
-    return {policy: Figures(*map(fmean, zip(*figures, strict=True))) for policy, figures in runs.items()}
+    return {policy: _mean([results[Run(row.name, policy, speed)] for speed in SPEEDS]) for policy in POLICIES}
 
 
-def _summary(results: dict[Run, Figures]) -> list[str]:
+def _mean(results: Sequence[Result]) -> Result:
+    figures = {name: fmean(getattr(result, name) for result in results) for name in MEANT}
+    return Result(policy=results[0].policy, requests=results[0].requests, **figures)
+
+
+def _summary(results: dict[Run, Result]) -> list[str]:
     lines = [
         "| trace and load | hit rate, best other | TTFT mean, best other | TTFT p99, best other | prediction error |",
         "| --- | --- | --- | --- | ---: |",
@@ -183,7 +174,7 @@ def _seconds(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.3f}"
 
 
-def _tables(results: dict[Run, Figures]) -> Iterable[str]:
+def _tables(results: dict[Run, Result]) -> Iterable[str]:
     for row in ROWS:
         means = _means(results, row)
         name = f'"{row.trace}"' if ":" in row.trace else row.trace
