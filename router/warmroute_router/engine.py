@@ -23,7 +23,7 @@ class EngineReport(NamedTuple):
     capacity: int | None
     """Tokens that its KV cache holds: where the fit of its retention starts."""
     started: float | None
-    """When its process started, in seconds since the epoch: another time is another process, with an empty cache."""
+    """When its process started, in seconds since the epoch: a later time is another process, with an empty cache."""
 
 
 NOTHING = EngineReport(None, None)

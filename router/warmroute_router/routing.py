@@ -12,7 +12,7 @@ from .calibration import TokenRatio
 from .fleet import Fleet, State, Worker
 from .policies import FleetView, Policy
 from .prompt import Prompt
-from .tree import PrefixTree
+from .tree import Path, PrefixTree
 from .usage import Usage
 
 _NO_HASHES = hash_blocks(b"").hashes
@@ -51,6 +51,7 @@ class Placement:
         prompt: PromptBlocks,
         now: Callable[[], float],
         *,
+        sent_at: float,
         best: int,
         predicted: int,
         path: list[tuple[int, float]],
@@ -70,7 +71,7 @@ class Placement:
         self._clock = worker.retention.clock
         self._waiting_blocks = worker.backlog.tokens / prompt.block_tokens
         new_tokens = prompt.tokens - self.captured
-        self._prefill = worker.backlog.add(new_tokens, now(), streamed=prompt.streamed)
+        self._prefill = worker.backlog.add(new_tokens, sent_at, streamed=prompt.streamed)
         self._ttft: float | None = None
         worker.in_flight += 1
 
@@ -186,10 +187,8 @@ class Routing:
         best = max(cached.values() if all_ready else [cached.get(each.index, 0) for each in workers], default=0)
         predicted = cached.get(worker.index, 0)
         readings = path.readings(worker.index)
-        placement = Placement(worker, prompt, self.now, best=best, predicted=predicted, path=readings)
-        if prompt.hashes:
-            reading = worker.retention.sent(readings, predicted, len(prompt.hashes) - predicted, now)
-            self.tree.insert(path, worker.index, reading)
+        placement = Placement(worker, prompt, self.now, sent_at=now, best=best, predicted=predicted, path=readings)
+        self._note(worker, path, readings, predicted, now)
         self._count_new(worker, prompt.tokens, prompt.tokens - placement.captured)
         if self.placed is not None:
             self.placed(placement)
@@ -197,15 +196,19 @@ class Routing:
 
     def follow(self, worker: Worker, hashes: "array[int]", tokens: int) -> None:
         """Another router has sent this prompt there. As if this one had, but for the load, which it tells itself."""
-        predicted = 0
-        if hashes:
-            path = self.tree.find(hashes)
-            predicted = path.cached(self.fleet.retentions).blocks.get(worker.index, 0)
-            readings = path.readings(worker.index)
-            reading = worker.retention.sent(readings, predicted, len(hashes) - predicted, self.now())
-            self.tree.insert(path, worker.index, reading)
+        path = self.tree.find(hashes)
+        predicted = path.cached(self.fleet.retentions).blocks.get(worker.index, 0)
+        self._note(worker, path, path.readings(worker.index), predicted, self.now())
         cached = predicted / len(hashes) if hashes else 0.0
         self._count_new(worker, tokens, round(tokens * (1 - cached)))
+
+    def _note(
+        self, worker: Worker, path: Path, readings: list[tuple[int, float]], predicted: int, now: float
+    ) -> None:
+        """The prompt of `path`, of which `predicted` blocks are cached there, is on its way to `worker`."""
+        if path.hashes:
+            reading = worker.retention.sent(readings, predicted, len(path.hashes) - predicted, now)
+            self.tree.insert(path, worker.index, reading)
 
     def _count_new(self, worker: Worker, tokens: int, new_tokens: int) -> None:
         """Of a prompt of so many tokens; none where it was not understood."""

@@ -13,7 +13,7 @@ from .warm_up import WarmUp
 logger = logging.getLogger(__name__)
 
 MAX_UNSENT = 1024 * 1024
-"""Bytes that a peer may leave unread before it misses batches."""
+"""Bytes that a peer may leave unread before it misses batches, or, where it tells, is hung up on."""
 MIN_PAUSE, MAX_PAUSE = 0.5, 10.0
 """Seconds between two tries to reach it."""
 

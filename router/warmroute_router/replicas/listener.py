@@ -7,13 +7,12 @@ import socket
 from ..routing import Routing
 from .channel import Channel, Identity, PeerError, greet
 from .gossip import Gossip
+from .link import MAX_UNSENT
 from .warm_up import ALIVE, PLEASE, give
 from .wire import decode_batch
 
 logger = logging.getLogger(__name__)
 
-MAX_UNSENT = 1024 * 1024
-"""Bytes that a peer may leave unread; it only ever gets heartbeats and, once, a snapshot, at its own pace."""
 MAX_PEERS = 64
 """Connections at a time, those included that have not said who they are."""
 
