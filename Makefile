@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test lint format bench bench-tree clean
+.PHONY: setup demo test lint format chaos bench bench-tree clean
 
 setup: $(READY)
 
@@ -26,6 +26,9 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+chaos: $(READY)  ## three seeds of faults against the real router, some minutes
+	$(BIN)/python -m warmroute_loadtest.chaos
 
 bench: $(READY)  ## requests/s through the router against a direct connection
 	$(BIN)/python -m warmroute_loadtest.proxy_bench

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 
 import orjson
 from warmroute_router.blocks import BYTES_PER_TOKEN
+from warmroute_router.config import TimeoutConfig, WorkerSpec
+from warmroute_router.connection import Connection
 from warmroute_router.errors import ConnectFailed, ConnectionLost
-from warmroute_router.upstream import Connection, Pool
+from warmroute_router.pool import Pool
 
 from .traces import Trace, TraceRequest
 
@@ -55,7 +57,7 @@ async def replay(trace: Trace, urls: Sequence[str], *, speed: float = 1.0, seed:
     workers; each request goes to any of them, and the same seed draws the same ones.
     """
     draw = random.Random(seed)
-    pools = [Pool(url) for url in urls]
+    pools = [Pool(WorkerSpec(url), TimeoutConfig(), None) for url in urls]
     loop = asyncio.get_running_loop()
     start = loop.time()
     sent: list[asyncio.Task[Replayed]] = []

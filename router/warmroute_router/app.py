@@ -1,29 +1,51 @@
 """The ASGI application: a few routes of the router's own, and the data path for every other path and method."""
 
 import asyncio
-import hmac
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
-import httpx
+import orjson
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from .config import RouterConfig
-from .errors import RequestError, no_worker, send_error, unauthorized, worker_failed
+from .admin import AdminApi
+from .admission import Admission
+from .config import RouterConfig, WorkerSpec
+from .discovery.allow_list import AllowList
+from .discovery.changes import Changes
+from .discovery.dns import DnsWorkers
+from .discovery.file import WorkersFile
+from .discovery.membership import Membership
+from .errors import (
+    ConnectionLost,
+    RequestError,
+    admin_elsewhere,
+    draining,
+    no_worker,
+    send_error,
+    unauthorized,
+    worker_failed,
+)
 from .fleet import Fleet, Worker
 from .health import HealthProbes
+from .housekeeping import Housekeeping
+from .keys import KeyRing
 from .policies import POLICIES
 from .proxy import Proxy
 from .replicas.peers import Peers
 from .replicas.state_file import StateFile
+from .retries import Retries
 from .routing import Routing
+from .shared_counts import SharedCounts
+from .tls import worker_context
 from .tree import MAX_TREE_BLOCKS, PrefixTree
-from .types import Receive, Scope, Send
+from .types import ASGIApp, Receive, Scope, Send
+from .worker_client import Unanswered, WorkerClient
 
 MODELS_TIMEOUT = 5.0
 """Seconds that a worker has to name its models."""
@@ -32,20 +54,62 @@ MODELS_TIMEOUT = 5.0
 class RouterApp:
     """Owns the router's parts. The few paths of its own go to Starlette; all others straight to the data path."""
 
-    def __init__(self, config: RouterConfig, gossip_listener: socket.socket | None = None) -> None:
-        """`gossip_listener`: where its replicas connect to, if it has any."""
-        self.fleet = Fleet(config.worker_urls)
+    def __init__(
+        self,
+        config: RouterConfig,
+        gossip_listener: socket.socket | None = None,
+        *,
+        shared: SharedCounts | None = None,
+        changes_path: Path | None = None,
+        reloads: tuple[Callable[[], None], ...] = (),
+    ) -> None:
+        """gossip_listener: where its replicas connect to, if it has any.
+
+        shared, changes_path: what it shares with the other processes of one router.
+        reloads: further files to look at now and then.
+        """
+        self.draining = False
+        """Whether it is about to stop: load balancers shall send no more."""
+        tls = worker_context(config.worker_tls)
+        self.fleet = Fleet(config.timeouts, config.breaker, tls)
         self.tree = PrefixTree(MAX_TREE_BLOCKS)
         self.routing = Routing(self.fleet, self.tree, config.policy, POLICIES[config.policy]())
-        self.proxy = Proxy(self.routing, config.max_payload_size, usage_injection=config.usage_injection)
+        self.routing.max_per_worker = config.admission.max_per_worker
+        self.proxy = Proxy(
+            self.routing,
+            Retries(config.retries),
+            _admission(config, self.routing, shared),
+            config.max_payload_size,
+            total_timeout=config.timeouts.total,
+            usage_injection=config.usage_injection,
+        )
         self.peers: Peers | None = None
         if config.gossip is not None and gossip_listener is not None:
             self.peers = Peers(self.routing, config.gossip, gossip_listener)
         self._state_file = StateFile(config.state_file, self.routing) if config.state_file is not None else None
-        self._api_key = config.api_key.encode() if config.api_key else None
-        # The environment's proxies are not for workers: the data path does not take them either.
-        self._client = httpx.AsyncClient(trust_env=False)
-        routes = [Route("/health", self.health), Route("/v1/models", self.models), Route("/workers", self.workers)]
+        self._client = WorkerClient(tls)
+        self._health = config.health
+        self._keys = KeyRing(config.api_keys) if config.api_keys else None
+
+        membership = Membership(self.routing, config.worker_api_key)
+        membership.apply("flags", [WorkerSpec(url) for url in config.worker_urls])
+        self.workers_file = WorkersFile(config.workers_file, membership) if config.workers_file is not None else None
+        if self.workers_file is not None:
+            self.workers_file.load()
+        self._dns = DnsWorkers(config.worker_dns, membership)
+        changes = Changes(changes_path, membership)
+        admin_keys = KeyRing(config.admin.keys) if config.admin.keys else None
+        own_port = config.admin.port is not None
+        allowed = AllowList(config.admin.allowed_workers)
+        self._admin = AdminApi(self.routing, changes, allowed, admin_keys, own_port=own_port)
+        self.admin_app: ASGIApp | None = self._admin if own_port else None
+        """For the port of its own, if it has one."""
+
+        reloaded = (*reloads, *(ring.reload_if_changed for ring in (self._keys, admin_keys) if ring is not None))
+        if self.workers_file is not None:
+            reloaded = (*reloaded, self.workers_file.reload_if_changed)
+        self._housekeeping = Housekeeping(self.routing, changes, reloaded)
+        routes = [Route("/health", self.health), Route("/v1/models", self.models)]
         self._own_paths = frozenset(route.path for route in routes)
         self._control = Starlette(
             routes=routes, lifespan=self.lifespan, exception_handlers={RequestError: _answer_error}
@@ -54,44 +118,59 @@ class RouterApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._control(scope, receive, send)
+        elif AdminApi.handles(scope["path"]):
+            await self._administer(scope, receive, send)
         elif not self._admits(scope):
-            self.proxy.refused[401] += 1
-            await send_error(send, unauthorized())
+            await self._refuse(unauthorized(), send)
         elif scope["path"] in self._own_paths and scope["method"] in ("GET", "HEAD"):
             await self._control(scope, receive, send)
         else:
             await self.proxy(scope, receive, send)
 
+    async def _administer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.admin_app is not None:
+            await self._refuse(admin_elsewhere(), send)
+        elif not self._admin.has_keys and not self._admits(scope):
+            await self._refuse(unauthorized(), send)
+        else:
+            await self._admin(scope, receive, send)
+
+    async def _refuse(self, error: RequestError, send: Send) -> None:
+        self.proxy.refused[error.status] += 1
+        await send_error(send, error)
+
     def _admits(self, scope: Scope) -> bool:
-        """Every request needs the key where there is one, but those to /health."""
-        if self._api_key is None or scope["path"] == "/health":
-            return True
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, key = given.partition(b" ")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._api_key)
+        """Every request needs a key where there are any, but those to /health."""
+        return self._keys is None or scope["path"] == "/health" or self._keys.admits(scope["headers"])
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         del app
-        # What was known comes first, so that the first probes can tell which engines are others by now.
+        await self._dns.start()
+        # What was known comes before the first probes, so that they can tell which engines are others by now.
         if self._state_file is not None:
             self._state_file.start()
         if self.peers is not None:
             await self.peers.start()
-        probes = HealthProbes(self.routing, self._client)
+        probes = HealthProbes(self.routing, self._client, self._health)
         await probes.start()
+        self._housekeeping.start()
         yield
+        await self._housekeeping.stop()
         await probes.stop()
+        await self._dns.stop()
         if self.peers is not None:
             await self.peers.stop()
         if self._state_file is not None:
             await self._state_file.stop()
-        await self._client.aclose()
+        await self._client.close()
         self.fleet.close()
 
     async def health(self, request: Request) -> Response:
         """200 while a worker is ready: what a load balancer in front asks."""
         del request
+        if self.draining:
+            raise draining()
         ready, total = len(self.fleet.ready()), len(self.fleet.workers)
         if not ready:
             raise no_worker()
@@ -104,39 +183,29 @@ class RouterApp:
             raise no_worker()
         lists = await asyncio.gather(*(self._models_of(worker, request) for worker in ready))
         if all(models is None for models in lists):
-            raise worker_failed("none of those that are up lists its models")
+            raise worker_failed(ConnectionLost("none of those that are up lists its models"))
         union = {model["id"]: model for models in lists for model in models or ()}
         return JSONResponse({"object": "list", "data": list(union.values())})
 
     async def _models_of(self, worker: Worker, request: Request) -> list[dict[str, Any]] | None:
-        key = request.headers.get("authorization")
         try:
-            response = await self._client.get(
-                f"{worker.url}/v1/models",
-                headers={"authorization": key} if key else None,
+            answer = await self._client.get(
+                worker.spec,
+                "/v1/models",
                 timeout=MODELS_TIMEOUT,
+                authorization=request.headers.get("authorization"),
             )
-            models = response.json()["data"]
+            models = orjson.loads(answer.body)["data"]
             return [model for model in models if isinstance(model.get("id"), str)]
-        except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
+        except (Unanswered, ValueError, KeyError, TypeError, AttributeError):
             return None  # this one has nothing to say; the others may
 
-    async def workers(self, request: Request) -> Response:
-        del request
-        return JSONResponse(
-            {
-                "workers": [
-                    {
-                        "url": worker.url,
-                        "state": worker.state,
-                        "in_flight": worker.in_flight,
-                        "waiting_tokens": worker.waiting_tokens,
-                        "blocks_held": self.tree.held[worker.index],
-                    }
-                    for worker in self.fleet.workers
-                ]
-            }
-        )
+
+def _admission(config: RouterConfig, routing: Routing, shared: SharedCounts | None) -> Admission | None:
+    limits = config.admission
+    if limits.max_concurrent_requests is None and limits.max_per_worker is None and limits.rate is None:
+        return None
+    return Admission(limits, has_room=lambda: routing.has_room, shared=shared)
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

@@ -1,7 +1,7 @@
 """The router's configuration: read once, at the edge, checked there, and passed on as one frozen object."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -29,43 +29,165 @@ class GossipConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """One worker, as a source of workers knows it."""
+
+    url: str
+    """Normalised by `normalize_worker_url`; what it is known by."""
+    api_key: str | None = field(default=None, repr=False)
+    """Sent to it instead of the client's `Authorization`, and with every request of the router's own."""
+    server_name: str | None = None
+    """The name behind `url`, where that has an address that the name resolved to: for TLS and the `Host` header."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthConfig:
+    """Of the probes. Seconds, and probes in a row."""
+
+    endpoint: str = "/health"
+    interval: float = 5.0
+    timeout: float = 5.0
+    failure_threshold: int = 3
+    success_threshold: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TimeoutConfig:
+    """Of one exchange with a worker, in seconds; None for no limit."""
+
+    connect: float = 5.0
+    first_byte: float | None = None
+    """From the request being sent to the first byte of the answer's body."""
+    idle: float | None = None
+    """Between two pieces of the answer."""
+    total: float | None = None
+    """From the request being placed to the answer's end, all tries together."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryConfig:
+    max_retries: int = 3
+    """After the first try; 0 for none. Each goes to a worker that has not been tried."""
+    initial_backoff: float = 0.05
+    """Seconds before the first retry of a request that a worker has declined; of a broken connection, none."""
+    max_backoff: float = 5.0
+    backoff_multiplier: float = 2.0
+    jitter: float = 0.2
+    """Share by which a pause is longer or shorter at random."""
+    budget: float = 0.2
+    """Retries of declined requests, as a share of all requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerConfig:
+    """Of the circuit breaker that each worker has."""
+
+    failure_threshold: int = 5
+    """Failures in a row that open it."""
+    success_threshold: int = 2
+    """Successes in a row that close it again; as many requests at a time are let through for that."""
+    timeout: float = 10.0
+    """Seconds that it stays open."""
+    window: float = 120.0
+    """Seconds after which a failure is forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionConfig:
+    max_concurrent_requests: int | None = None
+    """In flight at a time, from the body's end to the last byte of the answer; None for no limit."""
+    max_per_worker: int | None = None
+    queue_size: int = 100
+    """Requests that may wait for that."""
+    queue_timeout: float = 60.0
+    """Seconds that one may wait."""
+    rate: float | None = None
+    """Requests per second, in the long run; a burst may have as many as come in one second."""
+    fair_by: str | None = None
+    """`api-key`, or the name of a header, lower case: who waits takes turns by it. None: first come, first served."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyConfig:
+    """Keys that clients may show: those given, and those in a file, one a line, which may change."""
+
+    keys: tuple[str, ...] = field(default=(), repr=False)
+    file: Path | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.keys or self.file)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """Of one side of a connection: its own certificate and key, and whom it believes."""
+
+    cert: Path | None = None
+    key: Path | None = None
+    ca: tuple[Path, ...] = ()
+    """Beside these nobody is believed; empty for the system's."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdminConfig:
+    """Who may change the fleet, where, and to what."""
+
+    keys: KeyConfig = KeyConfig()
+    host: str = "127.0.0.1"
+    port: int | None = None
+    """A port for nothing else; None for the public one. 0 takes a free one."""
+    allowed_workers: tuple[str, ...] = ()
+    """Patterns of what may be added (`discovery.allow_list`); empty for anything."""
+
+
+@dataclass(frozen=True, slots=True)
 class RouterConfig:
     worker_urls: tuple[str, ...]
-    """Normalised by `normalize_worker_urls`."""
+    """Normalised by `normalize_worker_url`. May be empty: workers can come later."""
     policy: str
-    host: str
+    hosts: tuple[str, ...]
+    """Names or addresses to listen on; may be empty where there is a Unix socket."""
     port: int
     """0 takes a free one."""
     prometheus_host: str
     prometheus_port: int
     max_payload_size: int
     """Bytes of one request body."""
-    api_key: str | None
     usage_injection: bool
     """Whether usage is asked for on behalf of clients that stream and did not ask."""
     log_level: str
+    unix_socket: Path | None = None
+    worker_dns: tuple[str, ...] = ()
+    """URLs like those of workers, each for as many workers as its name has addresses."""
+    workers_file: Path | None = None
+    worker_api_key: str | None = field(default=None, repr=False)
+    """For every worker that has no key of its own."""
+    api_keys: KeyConfig = KeyConfig()
+    admin: AdminConfig = AdminConfig()
+    tls: TlsConfig | None = None
+    """For clients; None for plain HTTP."""
+    worker_tls: TlsConfig = TlsConfig()
+    health: HealthConfig = HealthConfig()
+    timeouts: TimeoutConfig = TimeoutConfig()
+    retries: RetryConfig = RetryConfig()
+    breaker: BreakerConfig | None = BreakerConfig()
+    """None for no circuit breakers."""
+    admission: AdmissionConfig = AdmissionConfig()
+    shutdown_delay: float = 0.0
+    """Seconds after SIGTERM in which the router is not ready, but takes requests."""
+    shutdown_grace: float = 180.0
+    """Seconds that streams then have to end."""
+    processes: int = 1
     gossip: GossipConfig | None = None
     """None for a router that has no replicas."""
     state_file: Path | None = None
 
 
-def normalize_worker_urls(urls: list[str]) -> tuple[str, ...]:
-    """Absolute URLs without a trailing slash, `http` where no scheme is given.
+def normalize_worker_url(given: str) -> str:
+    """An absolute URL without a trailing slash, `http` where no scheme is given.
 
-    Raises ValueError on one that is not a URL of an HTTP server, and on one that comes twice.
+    Raises ValueError on what is not the URL of an HTTP server.
     """
-    normalized: list[str] = []
-    for given in urls:
-        url = _normalize(given)
-        if url in normalized:
-            raise ValueError(f"worker {given!r} is given twice")
-        normalized.append(url)
-    if not normalized:
-        raise ValueError("no worker: give at least one URL")
-    return tuple(normalized)
-
-
-def _normalize(given: str) -> str:
     shown = _CREDENTIALS.sub(r"\1", given)  # messages end up in logs
     if shown != given:
         raise ValueError(f"worker {shown!r}: a URL with a user or a password is not supported")

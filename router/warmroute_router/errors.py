@@ -1,11 +1,15 @@
 """What can go wrong on a request's way, and the one place that turns it into an HTTP answer.
 
+ClientLeft               nobody is there to be answered
 RequestError             answered in the OpenAI error shape, with its status
 UpstreamError            the worker did not do its part
   +-- ConnectFailed      no connection: nothing has been sent, another worker may be tried
   +-- ConnectionLost     it broke off, or answered with something that is not HTTP
+  +-- TimedOut           it let us wait for too long
+  +-- Declined           it answered that it cannot, and another worker may be tried
 """
 
+from math import ceil
 from typing import Any
 
 import orjson
@@ -28,8 +32,14 @@ class RequestError(Exception):
         return error_body(str(self), type=self.type, code=self.code)
 
 
-class UpstreamError(Exception):
+class ClientLeft(Exception):  # noqa: N818 - not an error
     pass
+
+
+class UpstreamError(Exception):
+    """`status`: what the client gets where nobody else can answer, and what is counted."""
+
+    status = 502
 
 
 class ConnectFailed(UpstreamError):  # noqa: N818 - named for what happened
@@ -41,6 +51,25 @@ class ConnectFailed(UpstreamError):  # noqa: N818 - named for what happened
 
 class ConnectionLost(UpstreamError):  # noqa: N818
     pass
+
+
+class TimedOut(UpstreamError):  # noqa: N818
+    status = 504
+
+    def __init__(self, which: str, seconds: float) -> None:
+        """`which`: as in the flag, `--WHICH-timeout-secs`."""
+        super().__init__(f"nothing came within {seconds:g} s (--{which}-timeout-secs)")
+        self.which = which
+
+
+class Declined(UpstreamError):  # noqa: N818
+    """It answered, but with a status after which another worker may be asked."""
+
+    def __init__(self, status: int, retry_after: float | None) -> None:
+        super().__init__(f"it answered {status}")
+        self.status = status
+        self.retry_after = retry_after
+        """Seconds, where the worker says."""
 
 
 def error_body(message: str, *, type: str, code: str) -> bytes:
@@ -55,6 +84,15 @@ def unauthorized() -> RequestError:
         type="authentication_error",
         code="invalid_api_key",
         headers=[(b"www-authenticate", b"Bearer")],
+    )
+
+
+def admin_elsewhere() -> RequestError:
+    return RequestError(
+        404,
+        "The fleet is not shown here: this router has an --admin-port for it.",
+        type="invalid_request_error",
+        code="not_found",
     )
 
 
@@ -81,17 +119,44 @@ def body_lost_in_upgrade() -> RequestError:
 
 
 def no_worker() -> RequestError:
-    return RequestError(
-        503,
-        "No worker is up. The router probes them all the time: try again in a moment.",
-        type="service_unavailable",
-        code="no_worker_available",
-        headers=[(b"retry-after", b"1")],
+    return _unavailable(
+        "No worker is up. The router probes them all the time: try again in a moment.", "no_worker_available"
     )
 
 
-def worker_failed(detail: str) -> RequestError:
-    return RequestError(502, f"The worker failed: {detail}.", type="upstream_error", code="worker_failed")
+def all_open(seconds: float) -> RequestError:
+    return _unavailable(
+        "Every worker that is up has failed again and again, and is left alone for a while.",
+        "circuit_breakers_open",
+        retry_after=seconds,
+    )
+
+
+def draining() -> RequestError:
+    return _unavailable("This router is about to stop.", "shutting_down")
+
+
+def router_exhausted(detail: str) -> RequestError:
+    return _unavailable(f"The router itself has run out: {detail}.", "router_exhausted")
+
+
+def _unavailable(message: str, code: str, retry_after: float = 1.0) -> RequestError:
+    seconds = max(ceil(retry_after), 1)
+    return RequestError(
+        503, message, type="service_unavailable", code=code, headers=[(b"retry-after", b"%d" % seconds)]
+    )
+
+
+def worker_failed(error: UpstreamError) -> RequestError:
+    """Nobody else could be asked, or none of those who were could answer."""
+    if isinstance(error, TimedOut):
+        return timed_out(error.which, f"The worker was too slow: {error}.")
+    return RequestError(502, f"The worker failed: {error}.", type="upstream_error", code="worker_failed")
+
+
+def timed_out(which: str, message: str) -> RequestError:
+    code = which.replace("-", "_") + "_timeout"
+    return RequestError(504, message, type="timeout_error", code=code)
 
 
 async def send_error(send: Send, error: RequestError) -> None:

@@ -1,19 +1,29 @@
 """The workers: one object each for its whole life, with its load and its counters."""
 
+import ssl
 from collections import Counter
+from collections.abc import Callable
 from enum import StrEnum
+from itertools import count
 from statistics import median
 from typing import NamedTuple
 
 from .backlog import Backlog, Prefill
 from .calibration import Retention
-from .upstream import Pool
+from .config import BreakerConfig, TimeoutConfig, WorkerSpec
+from .guard import Guard
+from .pool import Pool
 
 
 class State(StrEnum):
+    """starting → ready ⇄ unhealthy → draining → gone"""
+
     STARTING = "starting"
     READY = "ready"
     UNHEALTHY = "unhealthy"
+    DRAINING = "draining"
+    """Gets nothing new, and goes when it has answered what it has."""
+    GONE = "gone"
 
 
 class Load(NamedTuple):
@@ -37,11 +47,14 @@ _MOST = 4.0
 class Worker:
     """Load moves with requests (`routing.Placement`) and what peers tell, state with probes and connections."""
 
-    def __init__(self, index: int, url: str) -> None:
+    def __init__(self, index: int, spec: WorkerSpec, pool: Pool, breaker: BreakerConfig | None) -> None:
+        """`index`: never that of another worker, not even of one that is gone."""
         self.index = index
-        self.url = url
-        self.pool = Pool(url)
+        self.spec = spec
+        self.url = spec.url
+        self.pool = pool
         self.state = State.STARTING
+        self.guard = Guard(breaker)
         self.in_flight = 0
         """Requests sent and not yet ended, by this router and its peers."""
         self.backlog = Backlog()
@@ -65,6 +78,8 @@ class Worker:
         self.delivered_tokens = 0
         self.mispredicted_tokens = 0
         """Captured by prediction and not delivered, or the other way."""
+        self.retries = 0
+        """Requests that went to another worker after this one."""
         self.unreported_requests = 0
         """Replies to understood prompts that said nothing of cached tokens: unknown, not zero."""
 
@@ -101,14 +116,60 @@ class Worker:
         return max(min(self.retention.filled / self.retention.blocks, 1.0), 0.0)
 
 
+_NO_LIMITS = TimeoutConfig()
+
+
 class Fleet:
-    def __init__(self, urls: tuple[str, ...]) -> None:
-        self.workers = [Worker(index, url) for index, url in enumerate(urls)]
-        self.retentions = {worker.index: worker.retention for worker in self.workers}
+    """The workers that there are just now."""
+
+    def __init__(
+        self,
+        timeouts: TimeoutConfig = _NO_LIMITS,
+        breaker: BreakerConfig | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.workers: list[Worker] = []
+        self.added: Callable[[Worker], object] | None = None
+        """Told of each that is added."""
+        self.retentions: dict[int, Retention] = {}
+        """By the worker's index."""
+        self._timeouts = timeouts
+        self._breaker = breaker
+        self._tls = tls
+        self._indexes = count()
+        self._leaving: list[Worker] = []
+        """Those that are gone, but still send."""
+
+    def add(self, spec: WorkerSpec) -> Worker:
+        assert self.by_url(spec.url) is None, f"{spec.url} is there already"
+        worker = Worker(next(self._indexes), spec, Pool(spec, self._timeouts, self._tls), self._breaker)
+        self.workers.append(worker)
+        self.retentions[worker.index] = worker.retention
+        if self.added is not None:
+            self.added(worker)
+        return worker
+
+    def remove(self, worker: Worker) -> None:
+        """What it is still sending goes on; nobody else will find it here."""
+        self.workers.remove(worker)
+        del self.retentions[worker.index]
+        worker.state = State.GONE
+        worker.pool.close()
+        self._leaving.append(worker)
+
+    def by_url(self, url: str) -> Worker | None:
+        return next((worker for worker in self.workers if worker.url == url), None)
 
     def ready(self) -> list[Worker]:
         ready = State.READY  # looked up once: each request asks this
         return [worker for worker in self.workers if worker.state is ready]
+
+    def sweep(self, now: float) -> None:
+        """See `Pool.sweep`."""
+        for worker in (*self.workers, *self._leaving):
+            worker.pool.sweep(now)
+        if self._leaving:
+            self._leaving = [worker for worker in self._leaving if worker.pool.busy]
 
     def compare_speeds(self) -> None:
         """Where measured prefill speeds differ by more than measuring does, let it count."""

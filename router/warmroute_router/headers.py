@@ -1,5 +1,6 @@
 """Which headers cross the proxy, and what it adds (RFC 9110, section 7.6)."""
 
+import re
 import secrets
 
 from .types import Headers, Scope
@@ -20,14 +21,17 @@ _HOP_BY_HOP = frozenset(
     }
 )
 _NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+_ID = re.compile(rb"[!-~]{1,200}")
+"""ASCII without spaces and control characters."""
 _WITHOUT_BODY = frozenset({204, 304})
 """A 304 may tell the length of what it does not send; the server below would wait for those bytes."""
 _SET_BY_US = frozenset({b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-request-id"})
 
 
 def request_id(headers: Headers) -> bytes:
+    """The client's own, where it can go into headers and logs as it is."""
     for name, value in headers:
-        if name == b"x-request-id":
+        if name == b"x-request-id" and _ID.fullmatch(value):
             return value
     return secrets.token_hex(16).encode("ascii")
 

@@ -5,74 +5,105 @@ import logging
 import random
 import time
 
-import httpx
-
 from .blocks import BLOCK_TOKENS
+from .config import HealthConfig
 from .engine import ask_engine
 from .fleet import State, Worker
 from .routing import Routing
+from .worker_client import Unanswered, WorkerClient
 
 logger = logging.getLogger(__name__)
 
-INTERVAL = 5.0
-"""Seconds between two probes of a worker that is ready."""
 RETRY_INTERVAL = 1.0
-"""Seconds between two probes of one that is not."""
-TIMEOUT = 5.0
-FAILURES = 3
-"""Failed probes in a row that make a ready worker unhealthy. A refused connection is told by the proxy itself."""
-ASK_EVERY = 12
-"""Probes of a ready worker after which its engine is asked again, once a minute: it may have restarted in between."""
+"""Seconds between two probes of a worker that is not ready, at most."""
+ASK_EVERY = 60.0
+"""Seconds after which the engine of a ready worker is asked again: it may have restarted in between."""
 FIRST_ROUND = 1.0
 """Seconds that the start waits for the first probes, so that the first request finds its worker."""
 
+_PROBED = (State.STARTING, State.READY, State.UNHEALTHY)
+
 
 class HealthProbes:
-    def __init__(self, routing: Routing, client: httpx.AsyncClient) -> None:
+    def __init__(self, routing: Routing, client: WorkerClient, config: HealthConfig) -> None:
         self._routing = routing
         self._client = client
-        self._tasks: list[asyncio.Task[None]] = []
+        self._config = config
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        workers = self._routing.fleet.workers
-        first = [asyncio.Event() for _ in workers]
-        self._tasks = [
-            asyncio.create_task(self._watch(worker, probed)) for worker, probed in zip(workers, first, strict=True)
-        ]
+        """Of those that there are, and from now on of each that is added."""
+        first = [self._begin(worker) for worker in self._routing.fleet.workers]
+        self._routing.fleet.added = self._begin
         waits = [asyncio.create_task(probed.wait()) for probed in first]
-        _, late = await asyncio.wait(waits, timeout=FIRST_ROUND)
-        for wait in late:
-            wait.cancel()
+        if waits:
+            _, late = await asyncio.wait(waits, timeout=FIRST_ROUND)
+            for wait in late:
+                wait.cancel()
 
     async def stop(self) -> None:
+        self._routing.fleet.added = None
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _watch(self, worker: Worker, probed: asyncio.Event) -> None:
-        failures, unasked = 0, 0
-        while True:
-            alive = await self._probe(worker)
-            unasked += 1
+    def _begin(self, worker: Worker) -> asyncio.Event:
+        """The event tells that it has been probed once."""
+        probed = asyncio.Event()
+        task = asyncio.create_task(_Watch(worker, self._routing, self._client, self._config).run(probed))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return probed
+
+
+class _Watch:
+    """The probes of one worker."""
+
+    def __init__(self, worker: Worker, routing: Routing, client: WorkerClient, config: HealthConfig) -> None:
+        self._worker = worker
+        self._routing = routing
+        self._client = client
+        self._config = config
+        self._failures = 0
+        self._successes = 0
+        self._asked_at = 0.0
+        self._reads = 0
+
+    async def run(self, probed: asyncio.Event) -> None:
+        worker = self._worker
+        while worker.state in _PROBED:
+            alive = await self._probe()
             worker.retention.expire(time.monotonic())
             self._routing.fleet.compare_speeds()
-            if alive and (failures or worker.state is not State.READY or unasked >= ASK_EVERY):
-                await self._ask(worker)
-                unasked = 0
-            failures = 0 if alive else failures + 1
-            if alive and worker.state is not State.READY:
-                logger.info("worker %s is ready (was %s)", worker.url, worker.state)
-                worker.state = State.READY
-            elif failures >= FAILURES and worker.state is State.READY:
-                logger.warning("worker %s is unhealthy: %d probes failed", worker.url, failures)
-                worker.state = State.UNHEALTHY
+            if alive and (self._failures or worker.state is not State.READY or time.monotonic() > self._asked_at):
+                await self._ask()
+            self._judge(alive)
             probed.set()
-            interval = INTERVAL if worker.state is State.READY else RETRY_INTERVAL
+            interval = self._config.interval
+            if worker.state is not State.READY:
+                interval = min(RETRY_INTERVAL, interval)
             # Jitter, so that many routers do not probe one worker in step.
             await asyncio.sleep(interval * random.uniform(0.8, 1.2))
+        probed.set()
 
-    async def _ask(self, worker: Worker) -> None:
-        capacity, started = await ask_engine(self._client, worker.url)
+    def _judge(self, alive: bool) -> None:
+        worker, config = self._worker, self._config
+        self._failures = 0 if alive else self._failures + 1
+        self._successes = self._successes + 1 if alive else 0
+        if worker.state not in _PROBED:
+            return
+        if worker.state is not State.READY and self._successes >= config.success_threshold:
+            logger.info("worker %s is ready (was %s)", worker.url, worker.state)
+            worker.state = State.READY
+        elif worker.state is State.READY and self._failures >= config.failure_threshold:
+            logger.warning("worker %s is unhealthy: %d probes failed", worker.url, self._failures)
+            worker.state = State.UNHEALTHY
+            worker.pool.give_up_waiting(f"it is unhealthy: {self._failures} probes failed")
+
+    async def _ask(self) -> None:
+        worker = self._worker
+        capacity, started = await ask_engine(self._client, worker.spec)
+        self._asked_at = time.monotonic() + ASK_EVERY
         if started is not None:
             # Only later is a restart: behind one URL may be several processes, and any of them answers.
             if worker.started is not None and started > worker.started:
@@ -82,23 +113,17 @@ class HealthProbes:
         if capacity is not None:
             worker.retention.start_at(capacity / BLOCK_TOKENS)
 
-    async def _probe(self, worker: Worker) -> bool:
-        """Whatever answers without a server error is up: not every engine has a `/health`."""
+    async def _probe(self) -> bool:
+        """Whatever answers without a server error is up: not every engine has a `/health`.
+
+        So is one that answers requests: an engine in a long prefill may not find the time for probes.
+        """
+        worker = self._worker
+        before, self._reads = self._reads, worker.pool.reads
         try:
-            response = await self._client.get(f"{worker.url}/health", timeout=TIMEOUT)
-        except httpx.HTTPError as error:
-            if _refused(error) and self._routing.tree.held[worker.index]:
+            answer = await self._client.get(worker.spec, self._config.endpoint, timeout=self._config.timeout)
+        except Unanswered as error:
+            if error.refused and self._routing.tree.held[worker.index]:
                 self._routing.forget(worker)  # there is no process, and so no cache
-            return False
-        return response.status_code < 500
-
-
-def _refused(error: BaseException | None) -> bool:
-    """Whether nobody listens there, by what is behind the client's own error."""
-    while error is not None:
-        if isinstance(error, ConnectionRefusedError):
-            return True
-        if isinstance(error, BaseExceptionGroup):
-            return any(_refused(each) for each in error.exceptions)
-        error = error.__cause__ or error.__context__
-    return False
+            return not error.refused and worker.state is State.READY and self._reads > before
+        return answer.status < 500

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from . import __version__
+from .admission import Admission
 from .blocks import BLOCK_TOKENS
 from .fleet import State, Worker
 from .proxy import Proxy
@@ -62,6 +63,9 @@ _PER_WORKER = (
         "Replies that said nothing of cached tokens: their hit rate is unknown, not zero.",
         "unreported_requests",
     ),
+    _PerWorker(
+        CounterMetricFamily, "retries", "Requests that went on to another worker after this one failed.", "retries"
+    ),
 )
 
 
@@ -72,7 +76,7 @@ class RouterCollector(Collector):
         self._peers = peers
 
     def collect(self) -> Iterable[Metric]:
-        workers = self._routing.fleet.workers
+        workers = list(self._routing.fleet.workers)  # as it is now: this is another thread
         yield InfoMetricFamily(
             "warmroute", "The router.", {"version": __version__, "policy": self._routing.policy_name}
         )
@@ -88,6 +92,10 @@ class RouterCollector(Collector):
         yield _counted("refused_requests", "Requests answered by the router itself.", ["code"], refused)
         decisions = [([reason], count) for reason, count in self._routing.decisions.copy().items()]
         yield _counted("decisions", "Choices of a worker, by the policy's reason.", ["reason"], decisions)
+        yield from self._guards(workers)
+        yield from self._connections(workers)
+        if self._proxy.admission is not None:
+            yield from _admission(self._proxy.admission)
         yield from self._tree(workers)
         yield from self._calibration(workers)
         if self._peers is not None:
@@ -148,6 +156,32 @@ class RouterCollector(Collector):
             up.add_metric([worker.url], float(worker.state is State.READY))
         yield up
 
+    def _guards(self, workers: list[Worker]) -> Iterable[Metric]:
+        closed = GaugeMetricFamily(
+            "warmroute_breaker_closed",
+            "0 where faults, or the worker's own word that it is full, keep requests from it.",
+            labels=["worker"],
+        )
+        opened = CounterMetricFamily(
+            "warmroute_breaker_opened", "Times that faults have opened a worker's circuit breaker.", labels=["worker"]
+        )
+        for worker in workers:
+            closed.add_metric([worker.url], float(worker.guard.closed))
+            opened.add_metric([worker.url], worker.guard.opened)
+        yield from (closed, opened)
+
+    def _connections(self, workers: list[Worker]) -> Iterable[Metric]:
+        family = GaugeMetricFamily(
+            "warmroute_worker_connections", "Open connections to the worker.", labels=["worker", "state"]
+        )
+        for worker in workers:
+            family.add_metric([worker.url, "busy"], worker.pool.busy)
+            family.add_metric([worker.url, "idle"], worker.pool.idle)
+        yield family
+        yield GaugeMetricFamily(
+            "warmroute_held_body_bytes", "Bytes of request bodies in memory.", self._proxy.bodies.held
+        )
+
     def _tree(self, workers: list[Worker]) -> Iterable[Metric]:
         tree = self._routing.tree
         held = GaugeMetricFamily(
@@ -160,6 +194,13 @@ class RouterCollector(Collector):
         yield CounterMetricFamily(
             "warmroute_tree_evicted_blocks", "Blocks evicted from the prefix tree.", tree.evicted
         )
+
+
+def _admission(admission: Admission) -> Iterable[Metric]:
+    yield GaugeMetricFamily("warmroute_admitted_requests", "Requests past the queue.", admission.in_flight)
+    yield GaugeMetricFamily("warmroute_queued_requests", "Requests that wait to be admitted.", admission.waiting)
+    refused = [(["full"], admission.queue_full), (["timeout"], admission.queue_timeouts)]
+    yield _counted("queue_refused_requests", "Requests that were not admitted.", ["reason"], refused)
 
 
 def _by_worker_and_code(workers: list[Worker]) -> Iterable[tuple[list[str], int]]:

@@ -36,6 +36,8 @@ class Placement:
         "_path",
         "_predicted",
         "_prefill",
+        "_reading",
+        "_trial",
         "_ttft",
         "_waiting_blocks",
         "available",
@@ -56,7 +58,10 @@ class Placement:
         predicted: int,
         path: list[tuple[int, float]],
     ) -> None:
-        """`best` and `predicted`: leading blocks that the best and that this worker are predicted to hold."""
+        """`best` and `predicted`: leading blocks that the best and that this worker are predicted to hold.
+
+        `path`: what the worker had been sent of the prompt before.
+        """
         self.worker = worker
         self.prompt = prompt
         self.available = min(round(best * prompt.block_tokens), prompt.tokens)
@@ -73,6 +78,8 @@ class Placement:
         new_tokens = prompt.tokens - self.captured
         self._prefill = worker.backlog.add(new_tokens, sent_at, streamed=prompt.streamed)
         self._ttft: float | None = None
+        self._reading: float | None = None
+        self._trial = worker.guard.begin()
         worker.in_flight += 1
 
     def first_byte(self) -> None:
@@ -86,6 +93,22 @@ class Placement:
             self.released = True
             self.first_byte()
             self.worker.in_flight -= 1
+            if self._trial:
+                self.worker.guard.end_trial()
+
+    def answered(self) -> None:
+        """The first byte has come of an answer that is neither a fault nor a decline."""
+        self.first_byte()
+        self.worker.guard.answered(trial=self._trial)
+
+    def noted(self, reading: float) -> None:
+        """The tree says since this reading that the worker was sent the prompt."""
+        self._reading = reading
+
+    def retract(self, tree: PrefixTree) -> None:
+        """It has not computed the prompt after all."""
+        if self._reading is not None:
+            tree.retract(self.prompt.hashes, self.worker.index, self._reading, self._path)
 
     def report(self, usage: Usage | None) -> None:
         """Count what the engine delivered beside what was predicted, and learn from it. At an answer's end, once."""
@@ -142,6 +165,8 @@ class Routing:
         """Told of each placement."""
         self.has_peers = False
         """Whether other routers are heard of."""
+        self.max_per_worker: int | None = None
+        """Requests in flight, by all routers."""
         self.now = now
         self._policy = policy
         self._mean_new_tokens = 0.0
@@ -170,12 +195,10 @@ class Routing:
 
         The prefix counts as there from now on: the next request that shares it may come before the answer.
         """
-        workers = self.fleet.ready()
-        if without:
-            workers = [worker for worker in workers if worker not in without]
+        now = self.now()
+        workers = self.candidates(without, now)
         if not workers:
             return None
-        now = self.now()
         for worker in workers:
             worker.remaining_tokens = worker.backlog.remaining_at(now) if worker.backlog.tokens else 0.0
         path = self.tree.find(prompt.hashes)
@@ -188,7 +211,9 @@ class Routing:
         predicted = cached.get(worker.index, 0)
         readings = path.readings(worker.index)
         placement = Placement(worker, prompt, self.now, sent_at=now, best=best, predicted=predicted, path=readings)
-        self._note(worker, path, readings, predicted, now)
+        reading = self._note(worker, path, readings, predicted, now)
+        if reading is not None:
+            placement.noted(reading)
         self._count_new(worker, prompt.tokens, prompt.tokens - placement.captured)
         if self.placed is not None:
             self.placed(placement)
@@ -204,11 +229,13 @@ class Routing:
 
     def _note(
         self, worker: Worker, path: Path, readings: list[tuple[int, float]], predicted: int, now: float
-    ) -> None:
+    ) -> float | None:
         """The prompt of `path`, of which `predicted` blocks are cached there, is on its way to `worker`."""
-        if path.hashes:
-            reading = worker.retention.sent(readings, predicted, len(path.hashes) - predicted, now)
-            self.tree.insert(path, worker.index, reading)
+        if not path.hashes:
+            return None
+        reading = worker.retention.sent(readings, predicted, len(path.hashes) - predicted, now)
+        self.tree.insert(path, worker.index, reading)
+        return reading
 
     def _count_new(self, worker: Worker, tokens: int, new_tokens: int) -> None:
         """Of a prompt of so many tokens; none where it was not understood."""
@@ -232,9 +259,47 @@ class Routing:
         """Begin with what another router knows."""
         worker.recent_new_tokens = max(worker.recent_new_tokens, recent * self._recent_unit)
 
+    def candidates(self, without: Collection[Worker], now: float) -> list[Worker]:
+        """Who may be sent a request: up, not kept out by its guard, with room, and not one of these."""
+        ready, cap = State.READY, self.max_per_worker
+        workers = [worker for worker in self.fleet.workers if worker.state is ready and worker.guard.closed]
+        if len(workers) < len(self.fleet.workers):
+            up = [worker for worker in self.fleet.ready() if worker not in without]
+            workers = [worker for worker in up if worker.guard.admits(now)]
+            # Where nobody else is left, who has declined may do so again, in its own words.
+            workers = workers or [worker for worker in up if worker.guard.declines_only()]
+        elif without:
+            workers = [worker for worker in workers if worker not in without]
+        if cap is not None:
+            workers = [worker for worker in workers if worker.in_flight < cap]
+        return workers
+
+    def has_others(self, tried: Collection[Worker]) -> bool:
+        """Whether anybody else could answer, now or as soon as there is room."""
+        now, ready = self.now(), self.fleet.ready()
+        return any(worker not in tried and worker.guard.admits(now) for worker in ready)
+
+    def is_full(self, tried: Collection[Worker]) -> bool:
+        """Whether only the lack of room keeps a request from being placed."""
+        return self.max_per_worker is not None and self.has_others(tried)
+
+    def shortest_wait(self) -> float | None:
+        """Seconds until some worker's guard may admit a request; None where no worker is up."""
+        now = self.now()
+        return min((worker.guard.wait(now) for worker in self.fleet.ready()), default=None)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a request need not wait. Where nobody is up, waiting would not help it."""
+        if self.max_per_worker is None:
+            return True
+        ready = self.fleet.ready()
+        return not ready or any(worker.in_flight < self.max_per_worker for worker in ready)
+
     def unreachable(self, worker: Worker, *, gone: bool) -> None:
         """No connection to a worker. Where its process is `gone`, so is what it had cached."""
-        worker.state = State.UNHEALTHY
+        if worker.state in (State.STARTING, State.READY):
+            worker.state = State.UNHEALTHY
         if gone:
             self.forget(worker)
 
@@ -242,3 +307,10 @@ class Routing:
         """Its cache is empty."""
         self.tree.forget(worker.index)
         worker.retention.emptied()
+        worker.guard.reset()
+
+    def remove(self, worker: Worker) -> None:
+        """It is gone for good."""
+        if worker.state is not State.GONE:
+            self.fleet.remove(worker)
+            self.tree.forget(worker.index)

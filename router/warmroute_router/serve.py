@@ -1,64 +1,128 @@
 """`warmroute serve`: flags, configuration, sockets, announcement, serving, drain."""
 
+import asyncio
 import logging
 import signal
-import socket
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Literal
 
 import uvicorn
 import uvloop
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 
-from . import __version__
 from .app import RouterApp
-from .config import RouterConfig, bracketed
+from .config import RouterConfig
+from .descriptors import raise_limit
+from .door import Door
 from .flags import parse_config
+from .http_protocol import GuardedProtocol
+from .lifecycle import Lifecycle
+from .listen import check_backlog
+from .listeners import Listeners, opened
 from .metrics import build_registry
+from .metrics_server import metrics_served
+from .shared_counts import SharedCounts
+from .start import CannotStart, announcement, starting
+from .supervisor import supervise
+from .tls import ReloadingContext, server_context
+from .types import ASGIApp
 
 KEEP_ALIVE = 75
 """Seconds that a client's idle connection stays open: longer than the idle timeout of clients and load balancers."""
-BACKLOG = 2048
-"""Connections that wait to be accepted."""
-GRACE = 30
-"""Seconds that streams have to end after SIGTERM."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The router: a reverse proxy in front of inference workers."""
     config = parse_config(argv)
-    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of each odd request, at length
-    # As Ctrl-C does, it drains where uvicorn listens to it, and ends the process at once where not yet.
+    set_up_logging(config.log_level)
+    # As Ctrl-C does, it drains where the loop listens to it, and ends the process at once where not yet.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # files are watched: nobody has to be told
     try:
-        return _run(config)
-    except OSError as error:
+        return _serve(config)
+    except CannotStart as error:
         print(f"warmroute serve: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 0
 
 
-def _run(config: RouterConfig) -> int:
-    listener = _listen(config.host, config.port)
-    gossip_listener = None if config.gossip is None else _listen(config.gossip.host, config.gossip.port)
-    app = RouterApp(config, gossip_listener)
-    with _metrics_server(config, build_registry(app.routing, app.proxy, app.peers)) as metrics_port:
-        gossip_port = gossip_listener.getsockname()[1] if gossip_listener is not None else None
-        announcement = _announcement(config, listener.getsockname()[1], metrics_port, gossip_port)
-        uvloop.run(_Server(server_config(app), announcement).serve(sockets=[listener]))
-    return 0
+def set_up_logging(level: str, prefix: str = "") -> None:
+    """prefix: tells several processes apart."""
+    logging.basicConfig(level=level.upper(), format=f"%(asctime)s %(levelname)s {prefix}%(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of each odd request, at length
 
 
-def server_config(app: RouterApp) -> uvicorn.Config:
+def _serve(config: RouterConfig) -> int:
+    raise_limit(config.admission)
+    check_backlog()
+    with ExitStack() as stack:
+        with starting():
+            listeners = stack.enter_context(opened(config))
+        if config.processes > 1:
+            return supervise(config, listeners)
+        with starting():
+            process = Process(config, listeners[0])
+            metrics_url = stack.enter_context(
+                metrics_served(config.prometheus_host, config.prometheus_port, process.registry)
+            )
+
+        def announce() -> None:
+            print(announcement(config, listeners, process.workers, metrics_url), flush=True)
+
+        return 0 if uvloop.run(_until_signalled(process.lifecycle, announce)) else 1
+
+
+async def _until_signalled(lifecycle: Lifecycle, announce: Callable[[], None]) -> bool:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, lifecycle.stop)
+    return await lifecycle.run(announce)
+
+
+class Process:
+    """The parts of one router process, put together."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        listeners: Listeners,
+        *,
+        shared: SharedCounts | None = None,
+        changes_path: Path | None = None,
+    ) -> None:
+        """shared, changes_path: see RouterApp. Raises OSError and ValueError on files that are not what they should be."""
+        tls = ReloadingContext(server_context, config.tls) if config.tls is not None else None
+        context = tls.context if tls is not None else None
+        app = RouterApp(
+            config,
+            listeners.gossip,
+            shared=shared,
+            changes_path=changes_path,
+            reloads=(tls.reload_if_changed,) if tls is not None else (),
+        )
+        doors = [Door(server_config(app), listeners.public, context)]
+        if app.admin_app is not None and listeners.admin is not None:
+            doors.append(Door(server_config(app.admin_app, lifespan="off"), [listeners.admin], context))
+        self.lifecycle = Lifecycle(app, doors, delay=config.shutdown_delay, grace=config.shutdown_grace)
+        self.registry: CollectorRegistry = build_registry(app.routing, app.proxy, app.peers)
+        self._app = app
+
+    @property
+    def workers(self) -> int:
+        return len(self._app.fleet.workers)
+
+
+def server_config(app: ASGIApp, lifespan: Literal["on", "off"] = "on") -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=GuardedProtocol,
         ws="none",
-        lifespan="on",
+        lifespan=lifespan,
         access_log=False,
         log_config=None,
         # The answer's headers are the worker's own.
@@ -67,59 +131,4 @@ def server_config(app: RouterApp) -> uvicorn.Config:
         # Who is in front of this router is not known, so nobody's x-forwarded-for is believed.
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=GRACE,
-    )
-
-
-class _Server(uvicorn.Server):
-    """Announces itself once it can be reached and stopped."""
-
-    def __init__(self, config: uvicorn.Config, announcement: str) -> None:
-        super().__init__(config)
-        self._announcement = announcement
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            print(self._announcement, flush=True)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Raises OSError with a message that names the address."""
-    with _naming(host, port):
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-        return listener
-
-
-@contextmanager
-def _metrics_server(config: RouterConfig, registry: CollectorRegistry) -> Iterator[int]:
-    """Serves /metrics from a thread of its own; gives the port."""
-    with _naming(config.prometheus_host, config.prometheus_port):
-        server, thread = start_http_server(config.prometheus_port, config.prometheus_host, registry)
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-@contextmanager
-def _naming(host: str, port: int) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OSError(f"cannot listen on {bracketed(host)}:{port}: {error.strerror}") from error
-
-
-def _announcement(config: RouterConfig, port: int, metrics_port: int, gossip_port: int | None) -> str:
-    gossip = "" if config.gossip is None else f"; gossip on {bracketed(config.gossip.host)}:{gossip_port}"
-    return (
-        f"warmroute {__version__}: http://{bracketed(config.host)}:{port}, policy {config.policy}, "
-        f"{len(config.worker_urls)} workers; "
-        f"metrics on http://{bracketed(config.prometheus_host)}:{metrics_port}/metrics{gossip}"
     )

@@ -13,12 +13,13 @@ import pytest
 from support.peer import Handler, Peer, PeerConnection, answering, response
 from support.router import CONFIG, RunningRouter, running_router, until
 from warmroute_router import health
+from warmroute_router.config import HealthConfig, KeyConfig
 from warmroute_router.fleet import State
 
 pytestmark = pytest.mark.anyio
 
 NOBODY = "http://127.0.0.1:9"
-KEYED = replace(CONFIG, api_key="s3cret")
+KEYED = replace(CONFIG, api_keys=KeyConfig(("s3cret",)))
 NO_WORKER = {
     "error": {
         "message": "No worker is up. The router probes them all the time: try again in a moment.",
@@ -171,7 +172,7 @@ async def test_workers_tell_their_state_and_load() -> None:
         async def workers() -> object:
             reply = await get(router, "/workers")
             assert reply.status_code == 200
-            return reply.json()
+            return {"workers": [{name: told[name] for name in other} for told in reply.json()["workers"]]}
 
         other = line(NOBODY, "starting", (0, 0, 0))
         assert await workers() == {"workers": [line(peer.url, "ready", (0, 0, 0)), other]}
@@ -348,9 +349,11 @@ class Engine:
 
 
 @asynccontextmanager
-async def watched(*engines: Engine) -> AsyncIterator[RunningRouter]:
+async def watched(*engines: Engine, probes: HealthConfig = CONFIG.health) -> AsyncIterator[RunningRouter]:
     try:
-        async with running_router(*(engine.url for engine in engines)) as router:
+        async with running_router(
+            *(engine.url for engine in engines), config=replace(CONFIG, health=probes)
+        ) as router:
             yield router
     finally:
         for engine in engines:
@@ -380,7 +383,7 @@ async def test_a_worker_that_is_loading_is_not_ready_until_its_health_says_so(
     await engine.start()
     async with watched(engine) as router:
         worker = router.app.fleet.workers[0]
-        await until(lambda: engine.probes > 2 * health.FAILURES)
+        await until(lambda: engine.probes > 2 * CONFIG.health.failure_threshold)
         assert worker.state is State.STARTING
         engine.status = lambda: 200
         await until(lambda: worker.state is State.READY)
@@ -397,7 +400,6 @@ async def test_whatever_answers_without_a_server_error_is_up() -> None:
 
 
 async def test_three_failed_probes_in_a_row_make_a_worker_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "INTERVAL", 0.01)
     monkeypatch.setattr(health, "RETRY_INTERVAL", FAR_OFF)
     engine = Engine()
     script = [200, 500, 500, 200, 500, 500, 404, 500, 503, 502]
@@ -408,7 +410,7 @@ async def test_three_failed_probes_in_a_row_make_a_worker_unhealthy(monkeypatch:
         return script[len(states) - 1] if len(states) <= len(script) else 200
 
     await engine.start()
-    async with watched(engine) as router:
+    async with watched(engine, probes=HealthConfig(interval=0.01)) as router:
         worker = router.app.fleet.workers[0]
         engine.status = status
         await until(lambda: worker.state is State.UNHEALTHY or len(states) > len(script))
@@ -419,14 +421,11 @@ async def test_three_failed_probes_in_a_row_make_a_worker_unhealthy(monkeypatch:
 
 @pytest.mark.parametrize("how", ["stops", "hangs"])
 async def test_a_worker_that_goes_away_becomes_unhealthy_and_ready_again_when_it_is_back(
-    how: str, monkeypatch: pytest.MonkeyPatch
+    how: str,
 ) -> None:
-    monkeypatch.setattr(health, "INTERVAL", 0.01)
-    monkeypatch.setattr(health, "RETRY_INTERVAL", 0.01)
-    monkeypatch.setattr(health, "TIMEOUT", 0.3)
     engine = Engine()
     await engine.start()
-    async with watched(engine) as router:
+    async with watched(engine, probes=HealthConfig(interval=0.01, timeout=0.3)) as router:
         worker = router.app.fleet.workers[0]
         await until(lambda: worker.state is State.READY)
         if how == "stops":

@@ -3,10 +3,11 @@
 import random
 
 import pytest
+from support.fleet import fleet_of
 from warmroute_router.backlog import Backlog, Prefill
 from warmroute_router.blocks import PromptBlocks, hash_blocks
 from warmroute_router.calibration import PrefillSpeed
-from warmroute_router.fleet import Fleet, State
+from warmroute_router.fleet import State
 from warmroute_router.policies import POLICIES
 from warmroute_router.routing import Placement, Routing
 from warmroute_router.tree import PrefixTree
@@ -150,7 +151,7 @@ class Clock:
 
 def test_it_is_learned_from_streams_that_met_an_idle_worker() -> None:
     clock = Clock()
-    fleet = Fleet(("http://a",))
+    fleet = fleet_of("http://a")
     fleet.workers[0].state = State.READY
     routing = Routing(fleet, PrefixTree(10**6), "cache_aware", POLICIES["cache_aware"](), clock)
     backlog = fleet.workers[0].backlog
@@ -184,7 +185,7 @@ def test_it_is_learned_from_streams_that_met_an_idle_worker() -> None:
 
 
 def test_speeds_count_where_they_differ_by_more_than_measuring_does() -> None:
-    fleet = Fleet(("http://a", "http://b", "http://c", "http://new"))
+    fleet = fleet_of("http://a", "http://b", "http://c", "http://new")
     fleet.compare_speeds()
     assert [worker.slowness for worker in fleet.workers] == [1, 1, 1, 1]
     for worker, speed in zip(fleet.workers, (2000.0, 4000.0, 12000.0), strict=False):

@@ -6,9 +6,10 @@ from collections import OrderedDict
 from math import inf
 
 import pytest
+from support.fleet import fleet_of
 from warmroute_router.blocks import PromptBlocks
 from warmroute_router.calibration import Retention, TokenRatio
-from warmroute_router.fleet import Fleet, State
+from warmroute_router.fleet import State
 from warmroute_router.policies import POLICIES
 from warmroute_router.routing import Routing
 from warmroute_router.tree import PrefixTree
@@ -40,7 +41,7 @@ class Loop:
 
     def __init__(self, capacity: int) -> None:
         self.cache = LruCache(capacity)
-        self.fleet = Fleet(("http://w",))
+        self.fleet = fleet_of("http://w")
         self.fleet.workers[0].state = State.READY
         self.routing = Routing(self.fleet, PrefixTree(10**6), "cache_aware", POLICIES["cache_aware"]())
         self._random = random.Random(1)

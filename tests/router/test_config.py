@@ -1,10 +1,10 @@
 import pytest
-from warmroute_router.config import normalize_worker_urls
+from warmroute_router.config import normalize_worker_url
 
 
-def refusal(*urls: str) -> str:
+def refusal(url: str) -> str:
     with pytest.raises(ValueError, match=r".") as caught:
-        normalize_worker_urls(list(urls))
+        normalize_worker_url(url)
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -37,26 +37,13 @@ def refusal(*urls: str) -> str:
     ],
 )
 def test_a_url_has_one_spelling(given: str, normalized: str) -> None:
-    assert normalize_worker_urls([given]) == (normalized,)
-    assert normalize_worker_urls([normalized]) == (normalized,)
-
-
-def test_the_order_is_kept() -> None:
-    assert normalize_worker_urls(["b", "a:1", "a"]) == ("http://b", "http://a:1", "http://a")
-
-
-@pytest.mark.parametrize("again", ["http://a", "a", "a/", "a:80", "A", "HTTP://A:80/", "http://a:"])
-def test_a_worker_that_comes_twice_is_refused_in_any_spelling(again: str) -> None:
-    assert refusal("http://a", "http://b", again) == f"worker {again!r} is given twice"
+    assert normalize_worker_url(given) == normalized
+    assert normalize_worker_url(normalized) == normalized
 
 
 def test_other_ports_schemes_and_paths_are_other_workers() -> None:
     urls = ("http://a", "https://a", "http://a:443", "http://a/p", "http://a/P")
-    assert normalize_worker_urls(list(urls)) == urls
-
-
-def test_no_worker_is_refused() -> None:
-    assert refusal() == "no worker: give at least one URL"
+    assert tuple(normalize_worker_url(url) for url in urls) == urls
 
 
 @pytest.mark.parametrize("url", ["ftp://a", "ws://a:1", "unix:///run/a.sock", "grpc://a"])
@@ -66,7 +53,7 @@ def test_other_schemes_are_refused(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["a:65536", "a:-1", "http://a:port", "http://a:1.5/x", "::1"])
 def test_a_port_that_is_none_is_refused(url: str) -> None:
-    message = refusal("http://fine", url)
+    message = refusal(url)
     assert message.startswith(f"worker {url!r}: ")
     assert "ort" in message
 
@@ -96,9 +83,9 @@ def test_credentials_are_not_repeated_where_something_else_is_wrong_too(url: str
 @pytest.mark.parametrize("url", ["http://a b:1", "http://a ", "a:1/p q", "http://a\\b", "http://a:0", "http://a/é"])
 def test_spaces_and_other_letters_that_no_url_has_are_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"^worker '"):
-        normalize_worker_urls([url])
+        normalize_worker_url(url)
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://[zz]:1"])
 def test_a_broken_ipv6_address_is_refused_by_name(url: str) -> None:
-    assert refusal("http://fine", url).startswith(f"worker {url!r}: ")
+    assert refusal(url).startswith(f"worker {url!r}: ")

@@ -7,8 +7,9 @@ from contextlib import suppress
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fleet import fleet_of
 from warmroute_router.blocks import BLOCK_TOKENS, PromptBlocks
-from warmroute_router.fleet import Fleet, Load, State
+from warmroute_router.fleet import Load, State
 from warmroute_router.policies import POLICIES
 from warmroute_router.replicas import gossip as gossip_module
 from warmroute_router.replicas.gossip import Batch, Gossip, Sent, ToldLoad
@@ -21,7 +22,7 @@ A, B = "http://a", "http://b"
 
 
 def routing_over(*urls: str) -> Routing:
-    fleet = Fleet(urls)
+    fleet = fleet_of(*urls)
     for worker in fleet.workers:
         worker.state = State.READY
     return Routing(fleet, PrefixTree(10_000), "cache_aware", POLICIES["cache_aware"]())
@@ -260,7 +261,7 @@ def test_an_old_snapshot_says_nothing_of_an_engine_without_a_start_time() -> Non
 
 def test_an_answer_that_comes_whole_is_told_as_computed_once_it_must_be() -> None:
     clock = [0.0]
-    fleet = Fleet((A,))
+    fleet = fleet_of(A)
     fleet.workers[0].state = State.READY
     fleet.workers[0].backlog.speed.tokens_per_s = 100.0
     routing = Routing(fleet, PrefixTree(1000), "cache_aware", POLICIES["cache_aware"](), lambda: clock[0])

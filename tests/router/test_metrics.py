@@ -9,14 +9,17 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import CollectorRegistry
+from support.fleet import fleet_of
 from support.peer import STREAM_HEAD, Peer, PeerConnection, answering, chunk, response
 from support.router import CONFIG, running_router, until
 from warmroute_router import __version__
 from warmroute_router.blocks import hash_blocks
-from warmroute_router.fleet import Fleet, State
+from warmroute_router.config import AdmissionConfig, RetryConfig
+from warmroute_router.fleet import State
 from warmroute_router.metrics import build_registry
 from warmroute_router.policies import POLICIES
 from warmroute_router.proxy import Proxy
+from warmroute_router.retries import Retries
 from warmroute_router.routing import Routing
 from warmroute_router.tree import PrefixTree
 from warmroute_router.usage import Usage
@@ -40,11 +43,11 @@ class Scrape:
 
 
 def parts(max_blocks: int = 1000, policy: str = "cache_aware") -> tuple[Routing, CollectorRegistry]:
-    fleet = Fleet((A, B))
+    fleet = fleet_of(A, B)
     for worker in fleet.workers:
         worker.state = State.READY
     routing = Routing(fleet, PrefixTree(max_blocks), policy, POLICIES[policy]())
-    return routing, build_registry(routing, Proxy(routing, 1000))
+    return routing, build_registry(routing, Proxy(routing, Retries(RetryConfig()), None, 1000))
 
 
 def completion(letter: str, blocks: int) -> bytes:
@@ -58,6 +61,9 @@ COUNTERS = {
     "delivered_tokens": ["worker"],
     "mispredicted_tokens": ["worker"],
     "unreported_requests": ["worker"],
+    "retries": ["worker"],
+    "breaker_opened": ["worker"],
+    "queue_refused_requests": ["reason"],
     "worker_requests": ["code", "worker"],
     "refused_requests": ["code"],
     "decisions": ["reason"],
@@ -67,6 +73,11 @@ GAUGES = {
     "in_flight_requests": ["worker"],
     "waiting_tokens": ["worker"],
     "worker_up": ["worker"],
+    "worker_connections": ["state", "worker"],
+    "held_body_bytes": [],
+    "breaker_closed": ["worker"],
+    "admitted_requests": [],
+    "queued_requests": [],
     "held_blocks": ["worker"],
     "tree_blocks": [],
     "retention_tokens": ["worker"],
@@ -76,9 +87,10 @@ GAUGES = {
 
 @pytest.mark.anyio
 async def test_every_metric_has_its_type_its_help_and_its_labels() -> None:
+    limited = replace(CONFIG, max_payload_size=100, admission=AdmissionConfig(max_per_worker=1))
     async with (
         Peer(answering(response(b"{}"))).listening() as peer,
-        running_router(peer.url, config=replace(CONFIG, max_payload_size=100)) as router,
+        running_router(peer.url, config=limited) as router,
         httpx.AsyncClient() as client,
     ):
         for body in (b"{}", b"x" * 101):

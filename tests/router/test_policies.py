@@ -2,8 +2,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
+from support.fleet import fleet_of
 from warmroute_router.blocks import BLOCK_BYTES, BLOCK_TOKENS, PromptBlocks, hash_blocks
-from warmroute_router.fleet import Fleet, State
+from warmroute_router.fleet import State
 from warmroute_router.policies import POLICIES, Choice, FleetView
 from warmroute_router.policies.cache_aware import EVICTION, CacheAware
 from warmroute_router.routing import Routing
@@ -213,7 +214,7 @@ def test_a_worker_that_is_slower_costs_more_for_the_same_work() -> None:
 
 @pytest.mark.parametrize("blocks", [0, 8])
 def test_forty_prompts_one_after_the_other_fill_an_idle_fleet_evenly(blocks: int) -> None:
-    fleet = Fleet(tuple(f"http://worker-{index}" for index in range(4)))
+    fleet = fleet_of(*(f"http://worker-{index}" for index in range(4)))
     for worker in fleet.workers:
         worker.state = State.READY
     for capacity in (None, 5000):
@@ -235,7 +236,7 @@ def test_forty_prompts_one_after_the_other_fill_an_idle_fleet_evenly(blocks: int
 def test_a_prompt_that_all_hold_is_not_pinned_to_one() -> None:
     """A system prompt of 20 blocks everywhere, and questions that each add two blocks of their own."""
     routing = Routing(
-        Fleet(tuple(f"http://worker-{index}" for index in range(4))), PrefixTree(10**6), "", CacheAware()
+        fleet_of(*(f"http://worker-{index}" for index in range(4))), PrefixTree(10**6), "", CacheAware()
     )
     for worker in routing.fleet.workers:
         worker.state = State.READY

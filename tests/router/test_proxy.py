@@ -381,7 +381,7 @@ async def test_a_kept_connection_that_dies_under_a_request_is_replaced_once() ->
     async with routed(answer) as (peer, router), httpx.AsyncClient() as client:
         for _ in range(2):
             assert (await client.post(router.url + CHAT, content=chat_body())).status_code == 200
-        assert (len(served), len(dropped), peer.connections) == (2, 1, 3)  # one connection more for the probe
+        assert (len(served), len(dropped), peer.connections) == (2, 1, 4)  # two more for probe and scrape
 
 
 @pytest.mark.parametrize(
@@ -511,9 +511,9 @@ async def test_a_worker_whose_process_is_gone_has_its_prefixes_forgotten() -> No
 
 async def test_other_methods_on_the_routers_own_paths_go_to_a_worker() -> None:
     async with routed(answering(response(b"worker"))) as (peer, router), httpx.AsyncClient() as client:
-        for path in ("/v1/models", "/workers", "/health"):
+        for path in ("/v1/models", "/health"):
             assert (await client.post(router.url + path, content=b"{}")).content == b"worker"
-        assert len(peer.seen) == 3
+        assert len(peer.seen) == 2
 
 
 async def test_a_client_that_did_not_ask_for_usage_does_not_see_that_the_router_did() -> None:

@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
+from support.fleet import fleet_of
 from support.router import until
 from warmroute_router.blocks import BLOCK_TOKENS, PromptBlocks
 from warmroute_router.config import Address, GossipConfig
-from warmroute_router.fleet import Fleet, Load, State
+from warmroute_router.fleet import Load, State
 from warmroute_router.policies import POLICIES
 from warmroute_router.replicas import channel as channel_module
 from warmroute_router.replicas import link as link_module
@@ -39,7 +40,7 @@ class Replica:
     """A router without its HTTP side."""
 
     def __init__(self, peers: tuple[Address, ...], listener: socket.socket, key: str, dns: Address | None) -> None:
-        fleet = Fleet((A, B))
+        fleet = fleet_of(A, B)
         for worker in fleet.workers:
             worker.state = State.READY
         self.routing = Routing(fleet, PrefixTree(100_000), "cache_aware", POLICIES["cache_aware"]())

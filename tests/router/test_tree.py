@@ -192,6 +192,38 @@ def test_unbounded_it_equals_the_naive_model(
 
 
 @settings(max_examples=400)
+@given(st.lists(st.tuples(st.sampled_from(["insert", "insert", "forget"]), prompts, workers)), prompts, workers)
+def test_what_is_retracted_at_once_has_never_been(history: list[Step], prompt: list[int], worker: int) -> None:
+    tree, naive = filled(history)
+    path = tree.find(chained(prompt))
+    before = path.readings(worker)
+    tree.insert(path, worker, 1000.0)
+    tree.retract(chained(prompt), worker, 1000.0, before)
+    assert blocks_of(tree) == naive.seen
+    assert_consistent(tree)
+
+
+@settings(max_examples=400)
+@given(st.lists(st.tuples(prompts, workers), min_size=1), st.data())
+def test_what_is_retracted_late_takes_nothing_of_others_with_it(
+    history: list[tuple[list[int], int]], data: st.DataObject
+) -> None:
+    tree = PrefixTree(BIG)
+    notes: list[tuple[list[int], int, float, list[tuple[int, float]]]] = []
+    for number, (prompt, worker) in enumerate(history):
+        path = tree.find(chained(prompt))
+        notes.append((prompt, worker, float(number), path.readings(worker)))
+        tree.insert(path, worker, float(number))
+    taken = data.draw(st.integers(0, len(notes) - 1))
+    prompt, worker, reading, before = notes[taken]
+    tree.retract(chained(prompt), worker, reading, before)
+    assert_consistent(tree)
+    for index, (other, holder, _, _) in enumerate(notes):
+        if index != taken:
+            assert cached(tree, other).get(holder, 0) == len(other)
+
+
+@settings(max_examples=400)
 @given(inserts, st.integers(1, 12))
 def test_what_was_used_longest_ago_is_evicted_from_its_end(history: list[tuple[list[int], int]], cap: int) -> None:
     tree, naive, evicted = PrefixTree(cap), Naive(), 0

@@ -8,18 +8,17 @@ from dataclasses import replace
 
 import uvicorn
 from warmroute_router.app import RouterApp
-from warmroute_router.config import RouterConfig, normalize_worker_urls
+from warmroute_router.config import RouterConfig, normalize_worker_url
 from warmroute_router.serve import server_config
 
 CONFIG = RouterConfig(
     worker_urls=(),
     policy="cache_aware",
-    host="127.0.0.1",
+    hosts=("127.0.0.1",),
     port=0,
     prometheus_host="127.0.0.1",
     prometheus_port=0,
     max_payload_size=64 * 1024 * 1024,
-    api_key=None,
     usage_injection=True,
     log_level="info",
 )
@@ -39,7 +38,7 @@ class RunningRouter:
 
 @asynccontextmanager
 async def running_router(*urls: str, config: RouterConfig = CONFIG) -> AsyncIterator[RunningRouter]:
-    app = RouterApp(replace(config, worker_urls=normalize_worker_urls(list(urls))))
+    app = RouterApp(replace(config, worker_urls=tuple(normalize_worker_url(url) for url in urls)))
     server = uvicorn.Server(server_config(app))
     serving = asyncio.create_task(server.serve(sockets=[_listener()]))
     await until(lambda: server.started)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from warmroute_router.blocks import PromptBlocks
+from warmroute_router.config import WorkerSpec
 from warmroute_router.fleet import Fleet, State
 from warmroute_router.replicas.gossip import FLUSH_INTERVAL, Batch, Gossip
 from warmroute_router.routing import Placement, Routing
@@ -29,7 +30,9 @@ class Router:
         """tell: None where routers do not talk. Other routers' policies never do, so there it is not called."""
         self.index = index
         self.name = f"router-{index}"
-        self.fleet = Fleet(tuple(f"http://worker-{number}" for number in range(workers)))
+        self.fleet = Fleet()
+        for number in range(workers):
+            self.fleet.add(WorkerSpec(f"http://worker-{number}"))
         self.tree = PrefixTree(tree_bound)
         self.routing = Routing(self.fleet, self.tree, "simulated", policy, lambda: agenda.now)
         self._policy = policy

@@ -72,6 +72,7 @@ class Gossip:
             worker.backlog.remaining_at(now)  # which takes for done what must be
         loads = {worker.url: worker.own_load for worker in self._routing.fleet.workers}
         changed = {url: load for url, load in loads.items() if load != self._told.get(url, NO_LOAD)}
+        changed |= dict.fromkeys(self._told.keys() - loads.keys(), NO_LOAD)  # of workers that are gone
         if not self._sent and not changed:
             return None
         self._told = loads

@@ -12,7 +12,7 @@ from math import inf
 
 from ..blocks import BLOCK_BYTES
 from ..calibration import TIME_TO_LIVE
-from ..fleet import Worker
+from ..fleet import State, Worker
 from ..routing import Routing
 from ..tree import MAX_TREE_BLOCKS, Record, Restoration
 from .wire import decode_json, decode_records, encode_json, encode_records, numbers_by_name
@@ -100,7 +100,7 @@ class Loading:
             seen = {
                 self._workers[number].index: self._workers[number].retention.clock - age
                 for number, age in record.seen.items()
-                if number in self._workers
+                if number in self._workers and self._workers[number].state is not State.GONE
             }
             self._restoration.add(record._replace(seen=seen))
 

@@ -11,7 +11,7 @@ above it and puts them on its newer side, so the oldest node is always a leaf: t
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from .node import Node, Record, common_prefix
 from .path import Path, Steps
@@ -76,6 +76,34 @@ class PrefixTree:
             node.move(newer)
             newer = node
         self._tidy(steps)
+
+    def retract(
+        self, hashes: "array[int]", worker: int, reading: float, before: Sequence[tuple[int, float]]
+    ) -> None:
+        """Take back what `insert` noted at this `reading`, where nobody has used it since.
+
+        `before`: `Path.readings` of `worker` when the prompt was inserted.
+        """
+        self.tick += 1
+        steps = self.find(hashes).steps
+        if before:
+            self._split(steps, before[-1][0])  # what is new may have become one with what is not
+        for node, depth in reversed(steps):
+            if node.seen.get(worker) != reading:
+                continue
+            older = next((old for end, old in before if end >= depth), None)
+            if older is not None:
+                node.seen[worker] = older
+            if older is not None or any(worker in child.seen for child in node.children.values()):
+                continue
+            del node.seen[worker]
+            self.entries -= 1
+            self._holds_less(worker, len(node.hashes))
+            if not node.seen:
+                self._detach(node)
+        for node, _ in reversed(steps):
+            if node.parent is not None:
+                self._merge(node)
 
     def forget(self, worker: int) -> None:
         """Take back all that `worker` was sent, in time linear in the nodes it held and their direct children."""
@@ -210,9 +238,7 @@ class PrefixTree:
             cut = min(cut, self.blocks - self._max_blocks)
         self.evicted += cut
         for worker in leaf.seen:
-            self.held[worker] -= cut
-            if not self.held[worker]:
-                del self.held[worker]
+            self._holds_less(worker, cut)
         if cut < len(leaf.hashes):
             del leaf.hashes[-cut:]
             self.blocks -= cut
@@ -221,6 +247,11 @@ class PrefixTree:
         assert parent is not None, "the ring has another node than the root as long as the tree has"
         self._detach(leaf)
         self._merge(parent)
+
+    def _holds_less(self, worker: int, blocks: int) -> None:
+        self.held[worker] -= blocks
+        if not self.held[worker]:
+            del self.held[worker]
 
     def _detach(self, leaf: Node) -> None:
         assert leaf.parent is not None, "the root stays"

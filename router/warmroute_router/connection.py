@@ -1,28 +1,23 @@
-"""The worker's side of the data path: keep-alive connections on httptools.
+"""The worker's side of the data path: one connection, on httptools.
 
-Written by hand because it is the hot path: one `asyncio.Protocol`, one future to wait on, no task, no timer.
-What arrives in one read of the socket leaves in one piece, and nothing is read from a worker while more than
-`HIGH_WATER` bytes wait for the client.
+Written by hand because it is the hot path: one `asyncio.Protocol`, one future to wait on, no task, no timer: whatever
+takes too long is found by the pool's sweep. What arrives in one read of the socket leaves in one piece, and nothing
+is read from a worker while more than `HIGH_WATER` bytes wait for the client.
 """
 
 import asyncio
-import ssl
 from typing import cast
-from urllib.parse import urlsplit
 
 import httptools
 
-from .errors import ConnectFailed, ConnectionLost
+from .config import TimeoutConfig
+from .errors import ConnectionLost, TimedOut, UpstreamError
 from .types import Headers
-
-CONNECT_TIMEOUT = 5.0
-"""Seconds."""
-
-IDLE_TIMEOUT = 4.0
-"""Seconds. Below the 5 s after which the common engines (uvicorn's default) close an idle connection."""
 
 HIGH_WATER = 256 * 1024
 """Bytes of one response that may wait for the client before its worker is held back."""
+MAX_HEAD = 256 * 1024
+"""Bytes of a response's head, interim ones included."""
 
 
 class Connection(asyncio.Protocol):
@@ -36,8 +31,11 @@ class Connection(asyncio.Protocol):
         self._loop = loop
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._error: ConnectionLost | None = None
+        self._error: UpstreamError | None = None
         self.idle_since = 0.0
+        self._sent_at = self._waiting_since = 0.0
+        self.reads = 0
+        """Pieces of answers that came: a sign of life."""
         self._reset(no_body=False)
 
     def _reset(self, no_body: bool) -> None:
@@ -46,8 +44,11 @@ class Connection(asyncio.Protocol):
         self.complete = False
         self.answered = False
         """Whether any byte of a response has come."""
+        self.begun = False
+        """Whether any byte of its body has."""
         self._parser = httptools.HttpResponseParser(self)
         self._no_body = no_body
+        self._head_bytes = 0
         self._framed = False
         self._interim = False
         self._head_done = False
@@ -62,7 +63,10 @@ class Connection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        return self.complete and self._reusable and self._error is None
+        if not (self.complete and self._reusable and self._error is None):
+            return False
+        # A worker that answers before it has read all of a request would take the rest for the next one.
+        return not cast("asyncio.Transport", self._transport).get_write_buffer_size()
 
     async def request(self, head: bytes, body: bytes, *, no_body: bool = False) -> None:
         """Send one request and wait for the response's head. `no_body` is for HEAD, whose answer has none."""
@@ -70,6 +74,7 @@ class Connection(asyncio.Protocol):
         if self._error is not None:
             raise self._error
         self._reset(no_body)
+        self._sent_at = self._loop.time()
         if body:
             self._transport.writelines((head, body))
         else:
@@ -96,6 +101,7 @@ class Connection(asyncio.Protocol):
         if self._error is not None:
             raise self._error
         self._waiter = self._loop.create_future()
+        self._waiting_since = self._loop.time()
         try:
             await self._waiter
         finally:
@@ -105,10 +111,21 @@ class Connection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _fail(self, reason: str) -> None:
-        self._error = ConnectionLost(reason)
+    def fail(self, error: UpstreamError) -> None:
+        """Break off: whoever waits for this worker gets the error."""
+        self._error = error
         self.abort()
         self._wake()
+
+    def check(self, now: float, timeouts: TimeoutConfig) -> None:
+        """Fail where the worker has been waited for too long. While the client is waited for, nothing is due."""
+        if self._waiter is None:
+            return
+        if self.begun:
+            if timeouts.idle is not None and now - self._waiting_since > timeouts.idle:
+                self.fail(TimedOut("idle", timeouts.idle))
+        elif timeouts.first_byte is not None and now - self._sent_at > timeouts.first_byte:
+            self.fail(TimedOut("first-byte", timeouts.first_byte))
 
     # asyncio.Protocol
 
@@ -118,14 +135,20 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.complete or self._error is not None:
             # A worker that talks out of turn (a 408 on an idle connection) is about to close.
-            self._fail("data outside an exchange")
+            self.fail(ConnectionLost("data outside an exchange"))
             return
         self.answered = True
+        self.reads += 1
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(f"not a valid HTTP response: {error}")
+            self.fail(ConnectionLost(f"not a valid HTTP response: {error}"))
             return
+        if not self._head_done:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD:
+                self.fail(ConnectionLost("the head of its response has no end"))
+                return
         if self._buffered > HIGH_WATER and not self._paused and not self.complete:
             self._paused = True
             cast("asyncio.Transport", self._transport).pause_reading()
@@ -163,6 +186,7 @@ class Connection(asyncio.Protocol):
             self.on_message_complete()
 
     def on_body(self, body: bytes) -> None:
+        self.begun = True
         self._chunks.append(body)
         self._buffered += len(body)
 
@@ -172,83 +196,3 @@ class Connection(asyncio.Protocol):
             return
         self.complete = True
         self._reusable = self._parser.should_keep_alive()
-
-
-class Pool:
-    """Connections to one worker: kept open when their exchange ended well, last in first out."""
-
-    def __init__(self, url: str) -> None:
-        """`url` is absolute, with a scheme of http or https, and without a trailing slash."""
-        parts = urlsplit(url)
-        assert parts.hostname is not None, f"not an absolute URL: {url}"
-        self._host = parts.hostname
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._port = parts.port or (443 if self._tls else 80)
-        self._idle: list[Connection] = []
-        self.host_header = parts.netloc.rpartition("@")[2].encode("ascii")
-        self.path_prefix = parts.path.encode("ascii")
-
-    async def request(self, head: bytes, body: bytes, *, no_body: bool = False) -> Connection:
-        """Send a request; returns the connection once the response's head is there.
-
-        A kept connection may have been closed by the worker in the same instant. If it breaks before a single
-        byte came back, the request goes out once more, on a new connection (RFC 9112, section 9.3.1).
-        """
-        connection = self._take_idle()
-        if connection is not None:
-            try:
-                await connection.request(head, body, no_body=no_body)
-                return connection
-            except ConnectionLost:
-                if connection.answered:
-                    raise
-            except BaseException:
-                connection.abort()
-                raise
-        connection = await self._connect()
-        try:
-            await connection.request(head, body, no_body=no_body)
-        except BaseException:
-            connection.abort()
-            raise
-        return connection
-
-    def give_back(self, connection: Connection) -> None:
-        """Keep a connection for the next request, or close it where its exchange did not end well."""
-        if connection.reusable:
-            connection.idle_since = asyncio.get_running_loop().time()
-            self._idle.append(connection)
-        else:
-            connection.abort()
-
-    def close(self) -> None:
-        while self._idle:
-            self._idle.pop().abort()
-
-    @property
-    def idle(self) -> int:
-        return len(self._idle)
-
-    def _take_idle(self) -> Connection | None:
-        oldest = asyncio.get_running_loop().time() - IDLE_TIMEOUT
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.idle_since < oldest:
-                connection.abort()
-                self.close()  # the ones below have been idle for longer
-            elif connection.alive:
-                return connection
-        return None
-
-    async def _connect(self) -> Connection:
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(CONNECT_TIMEOUT):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(loop), self._host, self._port, ssl=self._tls
-                )
-        except TimeoutError as error:
-            raise ConnectFailed(f"no connection within {CONNECT_TIMEOUT:g} s") from error
-        except OSError as error:
-            raise ConnectFailed(str(error), refused=isinstance(error, ConnectionRefusedError)) from error
-        return connection

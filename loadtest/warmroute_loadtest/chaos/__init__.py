@@ -1,0 +1,1 @@
+"""Faulty workers, clients of all manners, and the random schedules that set them on a router."""

@@ -1,0 +1,105 @@
+"""What must be true of the router when everything is over: nothing is left behind, and everything works."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import httpx
+
+from .clients import GoodClient, Outcome, Result
+from .record import Record
+from .router_process import RouterProcess
+from .schedule import make_call
+
+MOST_GROWTH = 20 << 20
+"""Bytes by which the second half of a run may make the router larger."""
+_PATIENCE = 20.0
+"""Seconds in which it has to come to rest: idle connections are kept for 4 s, an open breaker heals in 1 s."""
+_LOOK = 0.25
+_BATCH = 100
+_AT_A_TIME = 10
+
+_LEFT_OVER = ("warmroute_in_flight_requests", "warmroute_waiting_tokens", "warmroute_queued_requests")
+_WELL = ("warmroute_worker_up", "warmroute_breaker_closed")
+
+Check = Callable[[], Awaitable[str]]
+"""Returns what is not yet as it must be."""
+
+
+def check_memory(record: Record) -> None:
+    half = len(record.footprints) // 2
+    growth = record.footprints[-1].rss - record.footprints[half].rss
+    if growth > MOST_GROWTH:
+        record.complaints.append(f"the router grew by {growth / 2**20:.0f} MB in the second half of the run")
+
+
+async def check_rest(record: Record, router: RouterProcess, workers: list[str]) -> None:
+    """`workers`: their names."""
+    if not router.running:
+        record.complaints.append("the router has ended")
+        return
+    await _come_true(record, lambda: _not_up(router, len(workers)))
+    record.complaints += _judge_batch(await _final_batch(router), workers)
+    await _come_true(record, lambda: _not_at_rest(router))
+    await _come_true(record, lambda: _not_given_back(record, router, len(workers)))
+    record.retries = sum((await router.metrics()).get("warmroute_retries_total", {}).values())
+
+
+async def _come_true(record: Record, check: Check) -> None:
+    """Looks until nothing is in the way any more, or complains."""
+    deadline = asyncio.get_running_loop().time() + _PATIENCE
+    while complaint := await check():
+        if asyncio.get_running_loop().time() > deadline:
+            record.complaints.append(f"{_PATIENCE:.0f} s after everything was over: {complaint}")
+            return
+        await asyncio.sleep(_LOOK)
+
+
+async def _not_up(router: RouterProcess, workers: int) -> str:
+    try:
+        values = (await router.metrics())["warmroute_worker_up"]
+    except httpx.HTTPError as error:
+        return f"no metrics: {error!r}"
+    up = sum(1 for value in values.values() if value)
+    return "" if up == workers else f"{up} of {workers} workers are ready"
+
+
+async def _final_batch(router: RouterProcess) -> list[Result]:
+    """Distinct prompts, so that they go everywhere."""
+    rng = random.Random(0)
+    calls = [replace(make_call(rng, f"final-{number}"), prompt=1000 + number) for number in range(_BATCH)]
+
+    async def ask(share: int) -> list[Result]:
+        client = GoodClient(router.port)
+        results = [await client.ask(call) for call in calls[share::_AT_A_TIME]]
+        client.close()
+        return results
+
+    return [result for share in await asyncio.gather(*map(ask, range(_AT_A_TIME))) for result in share]
+
+
+def _judge_batch(results: list[Result], workers: list[str]) -> list[str]:
+    bad = [result for result in results if result.outcome is not Outcome.ANSWERED]
+    complaints = [f"{len(bad)} of the last {_BATCH} requests failed, the first one so: {bad[0]}"] if bad else []
+    missing = set(workers) - {result.worker for result in results}
+    if missing:
+        complaints.append(f"none of the last {_BATCH} requests reached {', '.join(sorted(missing))}")
+    return complaints
+
+
+async def _not_at_rest(router: RouterProcess) -> str:
+    metrics = await router.metrics()
+    left = [f"{name} {values}" for name in _LEFT_OVER if any((values := metrics.get(name, {})).values())]
+    ill = [f"{name} {values}" for name in _WELL if not all((values := metrics.get(name, {})).values())]
+    return "; ".join([*left, *ill])
+
+
+async def _not_given_back(record: Record, router: RouterProcess, workers: int) -> str:
+    """Descriptors as at the start, and one connection to each worker for its probes; as many threads."""
+    before, now = record.footprints[0], router.footprint()
+    if now.descriptors > before.descriptors + workers:
+        return f"the router has {now.descriptors} open file descriptors; at the start it had {before.descriptors}"
+    if now.threads != before.threads:
+        return f"the router has {now.threads} threads; at the start it had {before.threads}"
+    return ""

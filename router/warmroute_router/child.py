@@ -1,0 +1,110 @@
+"""One of several router processes, as their parent sees it: started, told what to do, asked for its metrics, ended."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from enum import Enum
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import NamedTuple
+
+from prometheus_client import Metric
+
+from .config import RouterConfig
+
+
+class Order(Enum):
+    STOP = "stop"
+    """In order: what SIGTERM is to a single process."""
+    END = "end"
+    """At once."""
+    REPORT = "report"
+    """Send the metrics."""
+
+
+class Assignment(NamedTuple):
+    """What a process has to know at its start. It may hold secrets, so it goes to it by its connection alone."""
+
+    number: int
+    config: RouterConfig
+    listeners: tuple[tuple[int, ...], int | None, int | None]
+    """The file descriptors of `Listeners`."""
+    counts_path: Path
+    changes_path: Path
+
+
+class Child:
+    def __init__(self, process: asyncio.subprocess.Process, connection: Connection) -> None:
+        self.connection = connection
+        self._process = process
+        self._sending = threading.Lock()
+        self._asked = False
+
+    @classmethod
+    async def start(cls, assignment: Assignment) -> "Child":
+        ours, theirs = Pipe()
+        public, admin, gossip = assignment.listeners
+        inherited = [number for number in (*public, admin, gossip, theirs.fileno()) if number is not None]
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "warmroute_router.supervised", str(theirs.fileno())),
+            stdin=subprocess.DEVNULL,
+            pass_fds=inherited,
+            process_group=0,  # Ctrl-C is for the parent
+        )
+        theirs.close()
+        child = cls(process, ours)
+        child._send(assignment)
+        return child
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def started(self) -> int | None:
+        """Wait until it serves; gives the number of its workers. None where it has ended instead."""
+        loop = asyncio.get_running_loop()
+        readable = asyncio.Event()
+        loop.add_reader(self.connection.fileno(), readable.set)
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(self.connection.fileno())
+        try:
+            return int(self.connection.recv())
+        except (EOFError, OSError):
+            return None
+
+    async def ended(self) -> int:
+        """Wait for that; gives the exit code, or the negative number of a signal."""
+        return await self._process.wait()
+
+    def order(self, order: Order) -> None:
+        self._send(order)
+
+    def ask(self) -> None:
+        """For a report, unless one is on its way."""
+        if not self._asked:
+            self._asked = True
+            self._send(Order.REPORT)
+
+    def report(self) -> list[Metric] | None:
+        """Once the connection has it. None where the process has ended."""
+        try:
+            metrics: list[Metric] = self.connection.recv()
+        except (EOFError, OSError):
+            return None
+        self._asked = False
+        return metrics
+
+    def kill(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+
+    def _send(self, message: object) -> None:
+        """To one that has ended it is nothing."""
+        with self._sending:
+            try:
+                self.connection.send(message)
+            except OSError:
+                pass

@@ -1,0 +1,1 @@
+"""Where workers come from, and which of them may."""

@@ -1,0 +1,80 @@
+"""The connections of one ASGI application: its listeners, and what they have let in. What `uvicorn.Server` is, by parts.
+
+uvicorn's own server cannot tell a delay from a drain, serves one application, and cuts streams with a traceback each.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Sequence
+from typing import Any
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from .listen import BACKLOG
+
+HANDSHAKE_TIMEOUT = 10.0
+"""Seconds that a client has to set up TLS."""
+GOODBYE_TIMEOUT = 5.0
+"""Seconds that it has to end it."""
+
+
+class Door:
+    def __init__(
+        self, config: uvicorn.Config, listeners: Sequence[socket.socket], tls: ssl.SSLContext | None = None
+    ) -> None:
+        config.load()
+        self.config = config
+        self._listeners = listeners
+        self._tls: dict[str, Any] = {}
+        if tls is not None:
+            self._tls = {
+                "ssl": tls,
+                "ssl_handshake_timeout": HANDSHAKE_TIMEOUT,
+                "ssl_shutdown_timeout": GOODBYE_TIMEOUT,
+            }
+        self._state = ServerState()
+        self._servers: list[asyncio.Server] = []
+
+    async def open(self, app_state: dict[str, Any]) -> None:
+        """app_state: what the application's start has left for its requests."""
+
+        def protocol() -> asyncio.Protocol:
+            return self.config.http_protocol_class(  # type: ignore[call-arg]
+                config=self.config, server_state=self._state, app_state=app_state
+            )
+
+        loop = asyncio.get_running_loop()
+        for listener in self._listeners:
+            create = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
+            server = await create(protocol, sock=listener, backlog=BACKLOG, **self._tls)  # type: ignore[operator]
+            self._servers.append(server)
+
+    @property
+    def requests(self) -> int:
+        return len(self._state.tasks)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._state.connections or self._state.tasks)
+
+    def send_away(self) -> None:
+        """From now on each answer closes its connection, so that clients go and find another router."""
+        self._state.default_headers = [(b"connection", b"close")]
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        for server in self._servers:
+            server.close()
+
+    def end_idle(self, *, new: bool) -> None:
+        """Close connections once no answer is on its way; with `new` also those that have asked nothing yet."""
+        for connection in list(self._state.connections):
+            if new or connection.cycle is not None:
+                connection.shutdown()
+
+    def cut(self) -> None:
+        """End every connection as if its client had: the requests end by themselves then."""
+        for connection in list(self._state.connections):
+            connection.transport.abort()

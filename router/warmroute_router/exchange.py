@@ -1,0 +1,287 @@
+"""One request on its way: placed, sent, tried elsewhere where that may be, and its answer passed on as it comes.
+
+    prompt -> worker -> the same bytes to it -> its answer as it comes -> load released, usage read
+
+Before the first byte of an answer's body everything can be undone, so its head is held until then: engines send
+the head of a stream long before they have anything to say. After it nothing is tried again.
+"""
+
+import asyncio
+import logging
+
+from .admission import Admission
+from .connection import Connection
+from .errors import (
+    ClientLeft,
+    ConnectFailed,
+    Declined,
+    RequestError,
+    TimedOut,
+    UpstreamError,
+    all_open,
+    error_body,
+    no_worker,
+    timed_out,
+    worker_failed,
+)
+from .fleet import Worker
+from .headers import request_headers, request_id, response_headers
+from .prompt import read_prompt
+from .retries import DECLINING, Retries, is_repeatable
+from .routing import Placement, Routing
+from .types import Headers, Receive, Scope, Send
+from .usage import UsageReader
+from .usage_injection import UsageFilter, ask_for_usage
+
+logger = logging.getLogger(__name__)
+
+SESSION_HEADER = b"x-session-id"
+CLIENT_LEFT = 499
+"""The status that nginx gave to this case; it is counted, never sent."""
+FULL_PAUSE = 0.02
+"""Seconds until it is looked again whether a worker has room, where somebody was quicker."""
+
+
+class Exchange:
+    """A client that leaves cancels it, wherever it is; so does the end of its time."""
+
+    def __init__(
+        self,
+        routing: Routing,
+        retries: Retries,
+        admission: Admission | None,
+        scope: Scope,
+        body: bytes,
+        *,
+        total_timeout: float | None,
+        usage_injection: bool,
+    ) -> None:
+        self._routing = routing
+        self._retries = retries
+        self._admission = admission
+        self._scope = scope
+        self._total_timeout = total_timeout
+        self._prompt = read_prompt(scope["path"], body)
+        self._asks_for_usage = usage_injection and self._prompt is not None and self._prompt.lacks_usage
+        self._body = ask_for_usage(body) if self._asks_for_usage else body
+        self._repeatable = is_repeatable(scope["method"], scope["path"])
+        self._request_id = request_id(scope["headers"])
+        self._lines = request_headers(scope, len(self._body), self._request_id)
+        self._task: asyncio.Task[None] | None = None
+        self._interruption: ClientLeft | TimedOut | None = None
+        self._started = False
+        """Whether the client has been sent a status."""
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        """Raises RequestError where there is no answer to pass on."""
+        self._task = asyncio.current_task()
+        watcher = asyncio.create_task(self._watch(receive))
+        timer = None
+        if self._total_timeout is not None:
+            late = TimedOut("request", self._total_timeout)
+            timer = asyncio.get_running_loop().call_later(self._total_timeout, self._interrupt, late)
+        try:
+            await self._run(send)
+        except asyncio.CancelledError:
+            if self._interruption is None:
+                raise
+            assert self._task is not None
+            self._task.uncancel()
+        finally:
+            self._task = None
+            watcher.cancel()
+            if timer is not None:
+                timer.cancel()
+        if isinstance(self._interruption, TimedOut):
+            if not self._started:
+                raise timed_out("request", f"The request took too long: {self._interruption}.")
+            await self._break_off(self._interruption, send)
+
+    async def _watch(self, receive: Receive) -> None:
+        """Engines stop generating when their connection closes, so a client that leaves must be seen at once."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._interrupt(ClientLeft())
+
+    def _interrupt(self, reason: ClientLeft | TimedOut) -> None:
+        if self._task is not None and self._interruption is None:
+            self._interruption = reason
+            self._task.cancel()
+
+    async def _run(self, send: Send) -> None:
+        self._retries.earn()
+        if self._admission is None:
+            await self._relay(send)
+            return
+        await self._admission.enter(self._admission.fairness_key(self._scope["headers"]))
+        try:
+            await self._relay(send)
+        finally:
+            self._admission.leave()
+
+    async def _relay(self, send: Send) -> None:
+        prompt = self._routing.blocks_of(self._prompt, _session(self._scope["headers"]))
+        tried: list[Worker] = []
+        while True:
+            while (placement := self._routing.place(prompt, tried)) is None:
+                if not self._routing.is_full(tried):
+                    wait = self._routing.shortest_wait()
+                    raise no_worker() if wait is None else all_open(wait)
+                await asyncio.sleep(FULL_PAUSE)
+            worker = placement.worker
+            tried.append(worker)
+            status = CLIENT_LEFT
+            try:
+                status = await self._send_to(placement, tried, send)
+                return
+            except RequestError as error:  # the router's own fault
+                status = error.status
+                placement.retract(self._routing.tree)
+                raise
+            except UpstreamError as error:
+                status = error.status
+                again = self._after(error, placement, tried)
+                if self._started:
+                    await self._break_off(error, send)
+                    return
+                if not again:
+                    raise no_worker() if isinstance(error, ConnectFailed) else worker_failed(error) from None
+                pause = self._retries.pause(error, len(tried))
+            except asyncio.CancelledError:
+                if isinstance(self._interruption, TimedOut):
+                    status = self._interruption.status
+                raise
+            finally:
+                placement.release()
+                worker.requests[status] += 1
+            worker.retries += 1
+            if pause:
+                await asyncio.sleep(pause)
+
+    def _after(self, error: UpstreamError, placement: Placement, tried: list[Worker]) -> bool:
+        """Draw the conclusions of a try in vain; returns whether there is to be another one."""
+        worker = placement.worker
+        logger.warning("worker %s: %s (request %s)", worker.url, error, self._request_id.decode("latin-1"))
+        if isinstance(error, Declined):
+            return True
+        worker.guard.failed(self._routing.now())
+        if isinstance(error, ConnectFailed):
+            self._routing.unreachable(worker, gone=error.refused)
+        if self._started:
+            return False
+        placement.retract(self._routing.tree)
+        return self._may_go_on(error, tried)
+
+    def _may_go_on(self, error: UpstreamError, tried: list[Worker]) -> bool:
+        return self._routing.has_others(tried) and self._retries.allows(
+            error, len(tried), repeatable=self._repeatable
+        )
+
+    async def _send_to(self, placement: Placement, tried: list[Worker], send: Send) -> int:
+        """Returns the worker's status, once the whole answer has been passed on."""
+        worker = placement.worker
+        without_body = self._scope["method"] == "HEAD"
+        connection = await worker.pool.request(
+            target_head(self._scope, worker, self._lines),
+            self._body,
+            no_body=without_body,
+            repeatable=self._repeatable,
+        )
+        try:
+            status = connection.status
+            if status >= 400:
+                self._consider(connection, placement, tried)
+            first = await connection.read()
+            placement.answered() if status < 500 and status != 429 else placement.first_byte()
+            usage = UsageReader(connection.headers)
+            self._start_headers = response_headers(status, connection.headers, self._receipt(placement))
+            await send({"type": "http.response.start", "status": status, "headers": self._start_headers})
+            self._started = True
+            await self._pass_body(connection, first, usage, send)
+        finally:
+            worker.pool.give_back(connection)
+        if status < 400:
+            worker.guard.completed()
+        if status == 200:
+            self._settle(placement, usage)
+        return status
+
+    def _consider(self, connection: Connection, placement: Placement, tried: list[Worker]) -> None:
+        """An error status: what it says of the worker. Raises Declined where another one is to be asked."""
+        worker, status = placement.worker, connection.status
+        placement.retract(self._routing.tree)
+        declined = Declined(status, _retry_after(connection.headers))
+        if status in (429, 503):
+            worker.guard.declined(self._routing.now(), declined.retry_after)
+        elif status in (500, 502, 504):
+            worker.guard.failed(self._routing.now())
+        if status in DECLINING and self._may_go_on(declined, tried):
+            raise declined
+
+    async def _pass_body(self, connection: Connection, chunk: bytes, usage: UsageReader, send: Send) -> None:
+        hide = UsageFilter() if self._asks_for_usage and self._streams() else None
+        while not connection.complete:
+            usage.feed(chunk)
+            shown = hide.feed(chunk) if hide else chunk
+            if shown:
+                await send({"type": "http.response.body", "body": shown, "more_body": True})
+            chunk = await connection.read()
+        usage.feed(chunk)
+        last = hide.feed(chunk) + hide.flush() if hide else chunk
+        await send({"type": "http.response.body", "body": last})
+
+    def _settle(self, placement: Placement, reader: UsageReader) -> None:
+        usage = reader.result()
+        placement.report(usage)
+        if usage is not None and self._prompt is not None:
+            self._routing.token_ratio.learn(self._prompt.model, len(self._prompt.key), usage.prompt_tokens)
+
+    def _streams(self) -> bool:
+        """Whether the answer is server-sent events, of a length that is not told beforehand."""
+        headers = dict(self._start_headers)
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        return kind == b"text/event-stream" and b"content-length" not in headers
+
+    def _receipt(self, placement: Placement) -> Headers:
+        """What the router decided, for whoever reads the answer."""
+        return [
+            (b"x-request-id", self._request_id),
+            (b"x-warmroute-worker", placement.worker.url.encode("ascii")),
+            (b"x-warmroute-policy", self._routing.policy_name.encode("ascii")),
+            (b"x-warmroute-prompt-tokens", b"%d" % placement.prompt.tokens),
+            (b"x-warmroute-matched-tokens", b"%d" % placement.captured),
+        ]
+
+    async def _break_off(self, error: UpstreamError, send: Send) -> None:
+        """After the first byte: an SSE error event, or, in any other answer, a cut connection."""
+        if self._streams():
+            answer = worker_failed(error)
+            event = error_body(str(answer), type=answer.type, code=answer.code)
+            # What came last may have been half an event.
+            await send({"type": "http.response.body", "body": b"\n\nevent: error\ndata: " + event + b"\n\n"})
+
+
+def target_head(scope: Scope, worker: Worker, lines: list[bytes]) -> bytes:
+    """The head of a request as `worker` gets it; `lines` are its headers (`headers.request_headers`)."""
+    query = scope["query_string"]
+    target = worker.pool.path_prefix + scope["raw_path"] + (b"?" + query if query else b"")
+    request_line = b"%b %b HTTP/1.1" % (scope["method"].encode("ascii"), target)
+    if worker.spec.api_key is not None:
+        lines = _with_key(lines, worker.spec.api_key)
+    return b"\r\n".join((request_line, b"host: " + worker.pool.host_header, *lines, b"", b""))
+
+
+def _session(headers: Headers) -> str:
+    return next((value.decode("latin-1") for name, value in headers if name == SESSION_HEADER), "")
+
+
+def _with_key(lines: list[bytes], key: str) -> list[bytes]:
+    """The worker's own key instead of the client's."""
+    kept = [line for line in lines if not line.startswith((b"authorization:", b"x-api-key:"))]
+    return [*kept, b"authorization: Bearer " + key.encode("ascii")]
+
+
+def _retry_after(headers: Headers) -> float | None:
+    """Seconds; the other form, a date, is not read."""
+    value = next((value for name, value in headers if name.lower() == b"retry-after"), b"")
+    return float(value) if value.isdigit() and len(value) < 10 else None

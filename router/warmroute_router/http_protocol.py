@@ -1,0 +1,388 @@
+"""The client's side of HTTP: uvicorn's protocol, guarded against clients that are slow, too long, or ambiguous.
+
+A request whose head and body come in one read costs a look at its head and no timer. Only where something is missing
+after a read do the clock and the counters run. What a client has sent wrong is answered in the OpenAI error shape,
+and the connection ends: behind a broken message nobody can say where the next one begins.
+"""
+
+import asyncio
+import re
+import socket
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import cast
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from .errors import RequestError
+from .types import Headers
+
+MAX_TARGET = 8 * 1024
+"""Bytes of the request line's target."""
+MAX_HEAD = 64 * 1024
+"""Bytes of a head, and of what a chunked body may have beside its data at a stretch: extensions and trailers."""
+MAX_HEADERS = 256
+MAX_PIPELINED = 64
+"""Requests that may wait on one connection for the answer before theirs."""
+
+_IDLE, _HEAD, _BODY = range(3)
+
+_PLAIN_TARGET = re.compile(rb"(?:/[A-Za-z0-9_-][A-Za-z0-9._~-]*)+/?(?:\?[!\"$-~]*)?")
+"""What nearly all requests have: nothing that would need a closer look."""
+_ORIGIN = re.compile(rb"https?://[^/?#\\]+", re.IGNORECASE)
+_SEPARATOR = rb"(?:[/\\;]|%2f|%5c|%3b)"
+_BAD_PATH = re.compile(
+    # Dot segments as any server may read them, backslashes, encoded control characters.
+    rb"%b(?:\.|%%2e){1,2}(?:%b|$)|\\|%%[01][0-9a-f]|%%7f" % (_SEPARATOR, _SEPARATOR),
+    re.IGNORECASE,
+)
+_NOT_IN_A_TARGET = re.compile(rb"[^!-~]|#")
+
+# Where there are two of these, two readers may go by different ones.
+_ONCE = (b"host", b"authorization", b"content-length", b"transfer-encoding")
+
+# How to notice a client whose machine is gone. Linux has all of them, others not.
+_KEEP_ALIVE = [
+    (getattr(socket, name), value)
+    for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
+    if hasattr(socket, name)
+]
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection. Seconds, where not said otherwise."""
+
+    head_timeout = 10.0
+    """From a head's first byte to its last; also from the connection to its first byte."""
+    body_timeout = 30.0
+    """From a head's end to the body's end, and `1 / body_rate` more for each byte that has come."""
+    body_rate = 500
+    """Bytes per second."""
+    linger_pause = 2.0
+    """Without a byte from the client, after which a connection that is to close does."""
+    linger_timeout = 30.0
+    """The same with bytes from the client."""
+    stall_timeout = 300.0
+    """That a client may leave sent bytes unacknowledged, or its window closed (TCP_USER_TIMEOUT)."""
+
+    _stage = _IDLE
+    """Which part of a message has begun and not ended yet."""
+    _fed = 0
+    """Bytes of the last read, as far as they can belong to a head, or to what a chunked body has beside its data."""
+    _overhead = 0
+    """The sum of these, over the reads of one head, or since the last data of a body."""
+    _body_started = 0.0
+    _body_received = 0
+    _clock: asyncio.TimerHandle | None = None
+    """Runs while the client is the one to be waited for."""
+    _deaf = False
+    """Nothing more is understood from this client, only thrown away."""
+    _discarded = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        _tune(transport, self.stall_timeout)
+        self._clock = self.loop.call_later(self.head_timeout, transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_clock()
+        self._unset_keepalive_if_required()  # uvicorn leaves it where the connection broke
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            self._discarded += len(data)
+            return
+        self._unset_keepalive_if_required()
+        rest = data
+        while rest:
+            self._fed = len(rest)
+            try:
+                self.parser.feed_data(rest)
+                break
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = self._decline_upgrade(rest[upgrade.args[0] :])
+            except httptools.HttpParserError as error:
+                cause = error.__context__
+                self._refuse(cause if isinstance(cause, RequestError) else _invalid(f"{error}"))
+                return
+        if self._stage or self.cycle is None or self.cycle.response_complete:
+            self._await_rest(len(data))
+
+    # httptools callbacks
+
+    def on_message_begin(self) -> None:
+        if self._clock is not None:
+            self._stop_clock()
+        self._stage = _HEAD
+        self._overhead = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        if self._clock is not None:
+            self._stop_clock()
+        self._check_size()
+        self.url = check_head(
+            self.parser.get_method(), self.url, self.parser.get_http_version(), self.headers
+        )  # its origin-form
+        super().on_headers_complete()
+        self._stage = _BODY
+        self._overhead = 0
+        # The scope keeps the list: without this, trailers of a chunked body would still get into it.
+        self.headers = []
+
+    def on_body(self, body: bytes) -> None:
+        self._fed = self._overhead = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._clock is not None:
+            self._stop_clock()
+        self._stage = _IDLE
+        self._fed = 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if (self._stage or self._deaf) and not self.transport.is_closing():
+            self._after_answer()
+
+    # Limits
+
+    def _check_size(self) -> None:
+        """Of a whole head. Raises RequestError."""
+        if len(self.url) > MAX_TARGET:
+            raise _target_too_long()
+        if len(self.headers) > MAX_HEADERS:
+            raise _head_too_large()
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise _invalid(f"more than {MAX_PIPELINED} requests wait on this connection")
+        # A read that held more than this head tells nothing of its size: then it is counted.
+        if not self._fed or self._overhead + self._fed > MAX_HEAD:
+            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            if size > MAX_HEAD:
+                raise _head_too_large()
+
+    def _await_rest(self, size: int) -> None:
+        """After a read at whose end something is missing."""
+        self._overhead += self._fed
+        self._body_received += size
+        if self._stage == _HEAD and len(self.url) > MAX_TARGET:
+            self._refuse(_target_too_long())
+        elif self._stage and (self._overhead > MAX_HEAD or len(self.headers) > MAX_HEADERS):
+            self._refuse(_head_too_large())
+        else:
+            if self._stage == _BODY:
+                self._close_gently_after(self.cycle)
+            if self._clock is None and self._waits_for_client():
+                self._start_clock()
+
+    # Deadlines
+
+    def _waits_for_client(self) -> bool:
+        """Not so while an answer is on its way, or a request waits for its turn."""
+        if self.cycle is None or self.cycle.response_complete:
+            return True
+        return self._stage == _BODY and not self.cycle.response_started and not self.pipeline
+
+    def _start_clock(self) -> None:
+        timeout = self.head_timeout
+        if self._stage == _BODY:
+            timeout = self.body_timeout
+            self._body_started = self.loop.time()
+            self._body_received = len(self.cycle.body)
+        self._clock = self.loop.call_later(timeout, self._time_is_up)
+
+    def _stop_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+
+    def _time_is_up(self) -> None:
+        self._clock = None
+        if self.transport.is_closing() or not self._waits_for_client():
+            return  # `_after_answer` starts it again
+        if self._stage == _BODY and (left := self._body_time_left()) > 0:
+            self._clock = self.loop.call_later(left, self._time_is_up)
+        else:
+            self._refuse(_too_slow())
+
+    def _body_time_left(self) -> float:
+        if self.flow.read_paused:
+            return self.body_timeout  # it is the router that does not read
+        due = self._body_started + self.body_timeout + self._body_received / self.body_rate
+        return due - self.loop.time()
+
+    # The end of a connection
+
+    def _refuse(self, error: RequestError) -> None:
+        """The connection's last answer, unless an earlier one is on its way: then it closes after that."""
+        self._deaf = True
+        self._stop_clock()
+        cycle = self.cycle
+        in_body = self._stage == _BODY
+        if cycle is None or cycle.response_complete:
+            self._linger(None if in_body else error)  # a body may have had its answer early
+        elif not in_body or cycle.response_started:
+            cycle.keep_alive = False
+            self._close_gently_after(cycle)
+        else:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if not self.pipeline:  # else `_after_answer` closes when it would have been its turn
+                self._linger(error)
+
+    def _after_answer(self) -> None:
+        if self._deaf:
+            self._unset_keepalive_if_required()
+            if self.cycle.disconnected and not self.pipeline:
+                self._linger()
+        elif self._waits_for_client():
+            self._unset_keepalive_if_required()
+            self._stop_clock()
+            self._start_clock()
+
+    def _close_gently_after(self, cycle: RequestResponseCycle) -> None:
+        """Let a cycle close by `_close`: a socket that closes with unread bytes may take the answer with it (RST)."""
+        if cycle.transport is self.transport:
+            gentle = SimpleNamespace(
+                write=self.transport.write, is_closing=self.transport.is_closing, close=self._close
+            )
+            cycle.transport = cast("asyncio.Transport", gentle)
+
+    def _close(self) -> None:
+        if self._stage == _BODY or self._deaf:
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self, error: RequestError | None = None) -> None:
+        """Close once the client has, or has been quiet for a moment: it may still be sending, and read only then."""
+        if self.transport.is_closing():
+            return
+        self._deaf = True
+        self._stop_clock()
+        self._unset_keepalive_if_required()
+        self.pipeline.clear()
+        self.flow.resume_reading()
+        if error is not None:
+            self.transport.write(_answer(error))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._linger_on(self.loop.time() + self.linger_timeout)
+
+    def _linger_on(self, until: float) -> None:
+        self._discarded = 0
+        self._clock = self.loop.call_later(self.linger_pause, self._end_lingering, until)
+
+    def _end_lingering(self, until: float) -> None:
+        unread = self.transport.get_write_buffer_size()
+        if unread or (self._discarded and self.loop.time() < until):
+            self._linger_on(until)
+        else:
+            self.transport.abort()
+
+    def _decline_upgrade(self, rest: bytes) -> bytes:
+        """The parser stops behind a head with `Upgrade`, since another protocol could follow. Here it is HTTP.
+
+        Returns what of `rest` is to be read.
+        """
+        lengths = dict(self.scope["headers"])
+        if b"transfer-encoding" in lengths or lengths.get(b"content-length", b"0").strip(b" 0\t"):
+            self._deaf = True  # the parser has skipped the body, so where it ends is unknown
+            self.cycle.keep_alive = False
+            self._close_gently_after(self.cycle)
+            return b""
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+        return rest
+
+
+def check_head(method: bytes, target: bytes, version: str, headers: Headers) -> bytes:
+    """What httptools lets through and two servers may read in two ways. Names are lower case.
+
+    Returns the target in origin-form. Raises RequestError.
+    """
+    if version not in ("1.1", "1.0"):
+        raise _version_not_supported()
+    if not _PLAIN_TARGET.fullmatch(target) or method == b"CONNECT":
+        target = _origin_form(method, target)
+    fields = dict(headers)
+    if len(fields) != len(headers):
+        names = [name for name, _ in headers]
+        for name in _ONCE:
+            if names.count(name) > 1:
+                raise _invalid(f"the header {name.decode()} comes more than once")
+    if b"host" not in fields and version == "1.1":
+        raise _invalid("the header host is missing")
+    coding = fields.get(b"transfer-encoding")
+    if coding is not None and (version == "1.0" or coding.strip(b" \t").lower() != b"chunked"):
+        raise _invalid("the only transfer-encoding is chunked, of HTTP/1.1")
+    return target
+
+
+def _origin_form(method: bytes, target: bytes) -> bytes:
+    """Raises RequestError. The host of an absolute URL is dropped: it does not say where a request goes here."""
+    if target == b"*" and method == b"OPTIONS":
+        return target
+    origin = _ORIGIN.match(target)
+    if origin is not None:
+        target = target[origin.end() :]
+        target = target if target.startswith(b"/") else b"/" + target
+    path = target.partition(b"?")[0]
+    if not path.startswith(b"/") or method == b"CONNECT":
+        raise _bad_target("it has to begin with / or http://")
+    if _NOT_IN_A_TARGET.search(target):
+        raise _bad_target("it has a fragment, or characters that a URL does not have")
+    if _BAD_PATH.search(path):
+        raise _bad_target("its path has dot segments, backslashes or control characters")
+    return target
+
+
+def _tune(transport: asyncio.Transport, stall_timeout: float) -> None:
+    """TCP only. uvloop has set TCP_NODELAY already."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    with suppress(OSError):  # where the client is gone already
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEP_ALIVE:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_timeout * 1000))
+
+
+def _answer(error: RequestError) -> bytes:
+    body = error.body
+    head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+    return STATUS_LINE[error.status] + head + body
+
+
+def _error(status: int, message: str, code: str) -> RequestError:
+    return RequestError(status, message, type="invalid_request_error", code=code)
+
+
+def _invalid(detail: str) -> RequestError:
+    return _error(400, f"This is not a valid HTTP/1.1 request: {detail}.", "invalid_http")
+
+
+def _bad_target(detail: str) -> RequestError:
+    return _error(400, f"The request's target is not accepted: {detail}.", "bad_target")
+
+
+def _too_slow() -> RequestError:
+    return _error(408, "The request did not come in time: send it at once, and faster.", "request_timeout")
+
+
+def _target_too_long() -> RequestError:
+    return _error(414, f"The request's target is longer than {MAX_TARGET} bytes.", "target_too_long")
+
+
+def _head_too_large() -> RequestError:
+    message = f"The request's head is larger than {MAX_HEAD} bytes or {MAX_HEADERS} headers."
+    return _error(431, message, "headers_too_large")
+
+
+def _version_not_supported() -> RequestError:
+    return _error(505, "This router speaks HTTP/1.1 and 1.0.", "http_version_not_supported")

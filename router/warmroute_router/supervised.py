@@ -1,0 +1,82 @@
+"""One of several router processes: `python -m warmroute_router.supervised FD`, started by `child.Child`.
+
+It does what its parent says, over a connection that the two alone have: signals are for the parent. When the connection
+ends, the parent has been killed, and this process follows it.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+
+import uvloop
+
+from .child import Assignment, Order
+from .listeners import Listeners
+from .serve import Process, set_up_logging
+from .shared_counts import SharedCounts
+from .start import CannotStart, starting
+
+LAST_MOMENT = 5.0
+"""Seconds that a process without a parent may take to end by itself."""
+
+
+def main() -> int:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    parent = Connection(int(sys.argv[1]))
+    try:
+        assignment: Assignment = parent.recv()
+    except EOFError:
+        return 0
+    set_up_logging(assignment.config.log_level, f"[process {assignment.number}] ")
+    try:
+        with starting():
+            process = _build(assignment)
+    except CannotStart as error:
+        print(f"warmroute serve: {error}", file=sys.stderr)
+        return 1
+    return 0 if uvloop.run(_serve(process, parent)) else 1
+
+
+def _build(assignment: Assignment) -> Process:
+    public, admin, gossip = assignment.listeners
+    listeners = Listeners(
+        tuple(socket.socket(fileno=number) for number in public),
+        None if admin is None else socket.socket(fileno=admin),
+        None if gossip is None else socket.socket(fileno=gossip),
+    )
+    shared = SharedCounts(assignment.counts_path, assignment.number)
+    return Process(assignment.config, listeners, shared=shared, changes_path=assignment.changes_path)
+
+
+async def _serve(process: Process, parent: Connection) -> bool:
+    obeying = threading.Thread(target=_obey, args=(parent, process, asyncio.get_running_loop()), daemon=True)
+    obeying.start()
+    return await process.lifecycle.run(lambda: parent.send(process.workers))
+
+
+def _obey(parent: Connection, process: Process, loop: asyncio.AbstractEventLoop) -> None:
+    """Runs in a thread of its own, so that a scrape keeps no request waiting for long."""
+    try:
+        while True:
+            order: Order = parent.recv()
+            if order is Order.REPORT:
+                parent.send(list(process.registry.collect()))
+            else:
+                lifecycle = process.lifecycle
+                loop.call_soon_threadsafe(lifecycle.stop if order is Order.STOP else lifecycle.end)
+    except OSError:  # EOFError is none, but comes where the other side has closed
+        pass
+    except EOFError:
+        loop.call_soon_threadsafe(process.lifecycle.end)
+        time.sleep(LAST_MOMENT)
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
