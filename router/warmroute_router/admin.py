@@ -50,9 +50,9 @@ class AdminApi:
             Route(PATH, _Resource({"GET": self._show_all, "POST": self._add})),
             Route(f"{PATH}/{{id}}", _Resource({"GET": self._show, "PUT": self._change, "DELETE": self._remove})),
             Route(f"{PATH}/{{id}}/drain", _Resource({"POST": self._drain})),
-            Route("/{rest:path}", _no_such_path),
         ]
-        self._app = Starlette(routes=routes, exception_handlers={RequestError: _answer_error})
+        self._app = Starlette(routes=routes, exception_handlers={RequestError: _answer_error, 404: _no_such_path})
+        self._app.router.redirect_slashes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -201,8 +201,8 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     return Response(error.body, error.status, headers, "application/json")
 
 
-async def _no_such_path(scope: Scope, receive: Receive, send: Send) -> None:
-    raise _not_found(f"There are {PATH}, {PATH}/ID and {PATH}/ID/drain.")
+async def _no_such_path(request: Request, error: Exception) -> Response:
+    return await _answer_error(request, _not_found(f"There are {PATH}, {PATH}/ID and {PATH}/ID/drain."))
 
 
 async def _fields(request: Request, known: set[str], expected: str) -> dict[str, Any]:

@@ -8,7 +8,6 @@ whoever got it has left by then.
 import asyncio
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 
 from xxhash import xxh3_128_digest
@@ -17,6 +16,7 @@ from .config import AdmissionConfig
 from .errors import RequestError
 from .shared_counts import SharedCounts, draw_token
 from .types import Headers
+from .waiting_line import Pace, Waiter, WaitingLine
 
 _ROOM_POLL = 0.05
 """Seconds after which those who wait for a worker's room look for it: not every way in which it comes is told."""
@@ -48,9 +48,9 @@ class Admission:
         self._shared = shared
         self._now = now
         self._bucket = shared or _Bucket()
-        self._queue = _Queue()
+        self._queue = WaitingLine()
         self._queue_size = -(-config.queue_size // (shared.processes if shared else 1))
-        self._pace = _Pace()
+        self._pace = Pace()
         self._handing_over = False
         """A permit has been given to one who waited, and its task has not run yet."""
         self._chances = 0
@@ -163,13 +163,13 @@ class Admission:
             self._chances = (self._chances + 1) % 3
         return self._chances > 0
 
-    def _line_up(self, key: bytes) -> "_Waiter":
+    def _line_up(self, key: bytes) -> Waiter:
         if self.waiting >= self._queue_size:
             self._make_place(key)
         if not self._queue:
             self._pace.begin(self._now())
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(key, loop.create_future())
+        waiter = Waiter(key, loop.create_future())
         waiter.timeout = loop.call_later(self._config.queue_timeout, self._expire, waiter)
         self._queue.append(waiter)
         self._publish()
@@ -184,7 +184,7 @@ class Admission:
         self._remove(newest)
         newest.settle(refusal)
 
-    def _hand_over(self, waiter: "_Waiter") -> None:
+    def _hand_over(self, waiter: Waiter) -> None:
         """A permit, which counts already."""
         self._remove(waiter)
         self._queue.end_turn(waiter.key)
@@ -192,7 +192,7 @@ class Admission:
         self._handing_over = True
         waiter.settle(None)
 
-    def _withdraw(self, waiter: "_Waiter") -> None:
+    def _withdraw(self, waiter: Waiter) -> None:
         """It was cancelled: while it waited, or just after it was given a permit, or a refusal."""
         if waiter.answer.cancelled():
             self._remove(waiter)
@@ -210,7 +210,7 @@ class Admission:
         self.in_flight -= 1
         self._publish()
 
-    def _expire(self, waiter: "_Waiter") -> None:
+    def _expire(self, waiter: Waiter) -> None:
         if waiter.answer.done():
             return
         self.queue_timeouts += 1
@@ -218,7 +218,7 @@ class Admission:
         self._remove(waiter)
         waiter.settle(error)
 
-    def _remove(self, waiter: "_Waiter") -> None:
+    def _remove(self, waiter: Waiter) -> None:
         self._queue.remove(waiter)
         self._publish()
         if not self._queue:
@@ -245,78 +245,6 @@ class Admission:
         """Whole seconds in which the queue should be through."""
         seconds = self._pace.time_for(self.waiting, self._now())
         return min(max(math.ceil(seconds), 1), _LONGEST_RETRY_AFTER)
-
-
-class _Waiter:
-    __slots__ = ("answer", "key", "timeout")
-
-    timeout: asyncio.TimerHandle
-
-    def __init__(self, key: bytes, answer: "asyncio.Future[RequestError | None]") -> None:
-        self.key = key
-        self.answer = answer
-        """None: it may go on."""
-
-    def settle(self, error: RequestError | None) -> None:
-        if not self.answer.done():
-            self.answer.set_result(error)
-
-
-class _Queue:
-    """A line per key, and the keys in the order of their turns. Only a push-out takes longer the more keys wait."""
-
-    def __init__(self) -> None:
-        self._lines: OrderedDict[bytes, OrderedDict[_Waiter, None]] = OrderedDict()
-        self._length = 0
-
-    def __len__(self) -> int:
-        return self._length
-
-    def append(self, waiter: _Waiter) -> None:
-        self._lines.setdefault(waiter.key, OrderedDict())[waiter] = None
-        self._length += 1
-
-    def next(self) -> _Waiter | None:
-        return next(iter(next(iter(self._lines.values()))), None) if self._lines else None
-
-    def end_turn(self, key: bytes) -> None:
-        if key in self._lines:
-            self._lines.move_to_end(key)
-
-    def remove(self, waiter: _Waiter) -> None:
-        """It may be gone already."""
-        line = self._lines.get(waiter.key)
-        if line is None or waiter not in line:
-            return
-        del line[waiter]
-        self._length -= 1
-        if not line:
-            del self._lines[waiter.key]
-
-    def newest_of_busiest(self, *, beside: bytes) -> _Waiter | None:
-        """Of the key with the most waiters; None where that is not more than those of the key `beside`."""
-        busiest = max(self._lines.values(), key=len, default=None)
-        if busiest is None or len(busiest) <= len(self._lines.get(beside, ())):
-            return None
-        return next(reversed(busiest))
-
-
-class _Pace:
-    """How fast the queue moves: the seconds from one that goes on to the next, late ones counting more."""
-
-    def __init__(self) -> None:
-        self._interval = 0.0
-        self._moved_at = 0.0
-
-    def begin(self, now: float) -> None:
-        self._moved_at = now
-
-    def moved(self, now: float) -> None:
-        self._interval += 0.2 * (now - self._moved_at - self._interval)
-        self._moved_at = now
-
-    def time_for(self, requests: int, now: float) -> float:
-        return requests * max(self._interval, now - self._moved_at)
 
 
 class _Bucket:

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from .admin import AdminApi
 from .admission import Admission
-from .config import RouterConfig, WorkerSpec
+from .config import KeyConfig, RouterConfig, WorkerSpec
 from .discovery.allow_list import AllowList
 from .discovery.changes import Changes
 from .discovery.dns import DnsWorkers
@@ -42,7 +42,7 @@ from .replicas.state_file import StateFile
 from .retries import Retries
 from .routing import Routing
 from .shared_counts import SharedCounts
-from .tls import worker_context
+from .tls import ReloadingContext, worker_context
 from .tree import MAX_TREE_BLOCKS, PrefixTree
 from .types import ASGIApp, Receive, Scope, Send
 from .worker_client import Unanswered, WorkerClient
@@ -70,8 +70,8 @@ class RouterApp:
         """
         self.draining = False
         """Whether it is about to stop: load balancers shall send no more."""
-        tls = worker_context(config.worker_tls)
-        self.fleet = Fleet(config.timeouts, config.breaker, tls)
+        worker_tls = ReloadingContext(worker_context, config.worker_tls)
+        self.fleet = Fleet(config.timeouts, config.breaker, worker_tls.context)
         self.tree = PrefixTree(MAX_TREE_BLOCKS)
         self.routing = Routing(self.fleet, self.tree, config.policy, POLICIES[config.policy]())
         self.routing.max_per_worker = config.admission.max_per_worker
@@ -87,9 +87,9 @@ class RouterApp:
         if config.gossip is not None and gossip_listener is not None:
             self.peers = Peers(self.routing, config.gossip, gossip_listener)
         self._state_file = StateFile(config.state_file, self.routing) if config.state_file is not None else None
-        self._client = WorkerClient(tls)
+        self._client = WorkerClient(worker_tls.context)
         self._health = config.health
-        self._keys = KeyRing(config.api_keys) if config.api_keys else None
+        self._keys = _key_ring(config.api_keys)
 
         membership = Membership(self.routing, config.worker_api_key)
         membership.apply("flags", [WorkerSpec(url) for url in config.worker_urls])
@@ -97,18 +97,22 @@ class RouterApp:
         if self.workers_file is not None:
             self.workers_file.load()
         self._dns = DnsWorkers(config.worker_dns, membership)
-        changes = Changes(changes_path, membership)
-        admin_keys = KeyRing(config.admin.keys) if config.admin.keys else None
+        self._changes = Changes(changes_path, membership)
+        admin_keys = _key_ring(config.admin.keys)
         own_port = config.admin.port is not None
         allowed = AllowList(config.admin.allowed_workers)
-        self._admin = AdminApi(self.routing, changes, allowed, admin_keys, own_port=own_port)
+        self._admin = AdminApi(self.routing, self._changes, allowed, admin_keys, own_port=own_port)
         self.admin_app: ASGIApp | None = self._admin if own_port else None
         """For the port of its own, if it has one."""
 
-        reloaded = (*reloads, *(ring.reload_if_changed for ring in (self._keys, admin_keys) if ring is not None))
+        reloaded = (
+            *reloads,
+            worker_tls.reload_if_changed,
+            *(ring.reload_if_changed for ring in (self._keys, admin_keys) if ring is not None),
+        )
         if self.workers_file is not None:
             reloaded = (*reloaded, self.workers_file.reload_if_changed)
-        self._housekeeping = Housekeeping(self.routing, changes, reloaded)
+        self._housekeeping = Housekeeping(self.routing, self._changes, reloaded)
         routes = [Route("/health", self.health), Route("/v1/models", self.models)]
         self._own_paths = frozenset(route.path for route in routes)
         self._control = Starlette(
@@ -147,6 +151,7 @@ class RouterApp:
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         del app
         await self._dns.start()
+        self._changes.reload_if_changed()
         # What was known comes before the first probes, so that they can tell which engines are others by now.
         if self._state_file is not None:
             self._state_file.start()
@@ -199,6 +204,15 @@ class RouterApp:
             return [model for model in models if isinstance(model.get("id"), str)]
         except (Unanswered, ValueError, KeyError, TypeError, AttributeError):
             return None  # this one has nothing to say; the others may
+
+
+def _key_ring(config: KeyConfig) -> KeyRing | None:
+    """None where there are no keys. Raises OSError and ValueError on a file that has none either."""
+    if not config:
+        return None
+    ring = KeyRing(config)
+    ring.load()
+    return ring
 
 
 def _admission(config: RouterConfig, routing: Routing, shared: SharedCounts | None) -> Admission | None:

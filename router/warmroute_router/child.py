@@ -1,9 +1,10 @@
-"""One of several router processes, as their parent sees it: started, told what to do, asked for its metrics, ended."""
+"""One of several router processes, as their parent sees it: started, told what to do, asked for metrics, ended."""
 
 import asyncio
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from enum import Enum
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import NamedTuple
 from prometheus_client import Metric
 
 from .config import RouterConfig
+from .listeners import Numbers
 
 
 class Order(Enum):
@@ -28,8 +30,7 @@ class Assignment(NamedTuple):
 
     number: int
     config: RouterConfig
-    listeners: tuple[tuple[int, ...], int | None, int | None]
-    """The file descriptors of `Listeners`."""
+    listeners: Numbers
     counts_path: Path
     changes_path: Path
 
@@ -97,14 +98,15 @@ class Child:
         self._asked = False
         return metrics
 
+    def close(self) -> None:
+        """Of one that has ended."""
+        self.connection.close()
+
     def kill(self) -> None:
         if self._process.returncode is None:
             self._process.kill()
 
     def _send(self, message: object) -> None:
         """To one that has ended it is nothing."""
-        with self._sending:
-            try:
-                self.connection.send(message)
-            except OSError:
-                pass
+        with self._sending, suppress(OSError):
+            self.connection.send(message)

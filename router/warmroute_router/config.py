@@ -61,7 +61,7 @@ class TimeoutConfig:
     idle: float | None = None
     """Between two pieces of the answer."""
     total: float | None = None
-    """From the request being placed to the answer's end, all tries together."""
+    """From the request's last byte to the answer's, with all waiting and all tries."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The connections of one ASGI application: its listeners, and what they have let in. What `uvicorn.Server` is, by parts.
+"""The connections of one ASGI application: its listeners, and what they have let in. A `uvicorn.Server` in parts.
 
 uvicorn's own server cannot tell a delay from a drain, serves one application, and cuts streams with a traceback each.
 """
@@ -7,9 +7,10 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from .listen import BACKLOG
@@ -48,7 +49,7 @@ class Door:
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
             create = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
-            server = await create(protocol, sock=listener, backlog=BACKLOG, **self._tls)  # type: ignore[operator]
+            server = await create(protocol, sock=listener, backlog=BACKLOG, **self._tls)
             self._servers.append(server)
 
     @property
@@ -71,7 +72,7 @@ class Door:
     def end_idle(self, *, new: bool) -> None:
         """Close connections once no answer is on its way; with `new` also those that have asked nothing yet."""
         for connection in list(self._state.connections):
-            if new or connection.cycle is not None:
+            if new or cast(HttpToolsProtocol, connection).cycle is not None:
                 connection.shutdown()
 
     def cut(self) -> None:

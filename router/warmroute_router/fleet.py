@@ -129,6 +129,7 @@ class Fleet:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.workers: list[Worker] = []
+        self._by_url: dict[str, Worker] = {}
         self.added: Callable[[Worker], object] | None = None
         """Told of each that is added."""
         self.retentions: dict[int, Retention] = {}
@@ -144,6 +145,7 @@ class Fleet:
         assert self.by_url(spec.url) is None, f"{spec.url} is there already"
         worker = Worker(next(self._indexes), spec, Pool(spec, self._timeouts, self._tls), self._breaker)
         self.workers.append(worker)
+        self._by_url[worker.url] = worker
         self.retentions[worker.index] = worker.retention
         if self.added is not None:
             self.added(worker)
@@ -152,13 +154,14 @@ class Fleet:
     def remove(self, worker: Worker) -> None:
         """What it is still sending goes on; nobody else will find it here."""
         self.workers.remove(worker)
+        del self._by_url[worker.url]
         del self.retentions[worker.index]
         worker.state = State.GONE
         worker.pool.close()
         self._leaving.append(worker)
 
     def by_url(self, url: str) -> Worker | None:
-        return next((worker for worker in self.workers if worker.url == url), None)
+        return self._by_url.get(url)
 
     def ready(self) -> list[Worker]:
         ready = State.READY  # looked up once: each request asks this

@@ -29,7 +29,7 @@ class HealthProbes:
         self._routing = routing
         self._client = client
         self._config = config
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[Worker, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
         """Of those that there are, and from now on of each that is added."""
@@ -43,17 +43,25 @@ class HealthProbes:
 
     async def stop(self) -> None:
         self._routing.fleet.added = None
-        for task in self._tasks:
+        tasks = list(self._tasks.values())
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begin(self, worker: Worker) -> asyncio.Event:
-        """The event tells that it has been probed once."""
+        """Probe it, also again. The event tells that it has been probed once."""
+        before = self._tasks.get(worker)
+        if before is not None:
+            before.cancel()
         probed = asyncio.Event()
         task = asyncio.create_task(_Watch(worker, self._routing, self._client, self._config).run(probed))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[worker] = task
+        task.add_done_callback(lambda ended: self._ended(worker, ended))
         return probed
+
+    def _ended(self, worker: Worker, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(worker) is task:
+            del self._tasks[worker]
 
 
 class _Watch:

@@ -39,18 +39,25 @@ class KeyRing:
         return f"KeyRing({len(self._admitted)} keys)"
 
     def admits(self, headers: Headers) -> bool:
-        """By `Authorization: Bearer KEY`, or by `x-api-key: KEY` as Anthropic's clients do. One of them is enough.
+        """By `Authorization: Bearer KEY`, or by `x-api-key: KEY` as Anthropic's clients do.
 
+        Who shows both must be known by both: who a client is must not depend on which of them one looks at.
         The names of `headers` are lower case, as ASGI has them.
         """
+        admitted = False
         for name, value in headers:
             if name == b"authorization":
                 scheme, _, key = value.partition(b" ")
-                if scheme.lower() == b"bearer" and self._digest(key.strip()) in self._admitted:
-                    return True
-            elif name == b"x-api-key" and self._digest(value.strip()) in self._admitted:
-                return True
-        return False
+                if scheme.lower() != b"bearer":
+                    return False
+            elif name == b"x-api-key":
+                key = value
+            else:
+                continue
+            if self._digest(key.strip()) not in self._admitted:
+                return False
+            admitted = True
+        return admitted
 
     def load(self) -> None:
         """Read the file, if there is one. Raises OSError or ValueError with one line that says where it is wrong."""

@@ -1,7 +1,7 @@
 """The life of one router process: start, serve, say that it will stop, drain, end.
 
-The first order to stop makes it answer "not ready"; after the delay it takes no more connections, and answers have the
-grace time to end. The second order ends it at once, whenever that comes.
+The first order to stop makes it answer "not ready"; after the delay it takes no more connections, and answers have
+the grace time to end. The second order ends it at once, whenever that comes.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class Lifecycle:
         stopping.cancel()
         if not starting.done():
             starting.cancel()
-            lifespan.startup_failed = True  # or it would complain when the loop's end cancels it
+            lifespan.logger = logging.Logger("", logging.CRITICAL)  # it complains when the loop's end cancels it
             return False
         await starting
         return not lifespan.should_exit
@@ -88,8 +88,8 @@ class Lifecycle:
     async def _cut(self) -> None:
         left = sum(door.requests for door in self._doors)
         if left:
-            why = "a second signal" if self._ending.is_set() else f"--shutdown-grace-period-secs {self._grace:g}"
-            logger.warning("%d unfinished requests are cut off (%s)", left, why)
+            why = "told twice to stop" if self._ending.is_set() else f"{self._grace:g} s of grace are over"
+            logger.warning("%s: requests cut off before their end: %d", why, left)
         for door in self._doors:
             door.cut()
         self._ending.clear()

@@ -34,8 +34,8 @@ _Hosts = dict[str, list[_Address]]
 def listen(hosts: Sequence[str], port: int, processes: int = 1) -> list[list[socket.socket]]:
     """For each process a listener on every address, all with the same port; 0 takes one that is free.
 
-    Several processes share it by SO_REUSEPORT: the kernel spreads connections over their listeners. Raises OSError with
-    a message that names the address.
+    Several processes share it by SO_REUSEPORT: the kernel spreads connections over their listeners. Raises OSError
+    with a message that names the address.
     """
     resolved = _resolved(hosts, port)
     for attempt in range(_ATTEMPTS):

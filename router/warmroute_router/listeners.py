@@ -11,6 +11,9 @@ from .unix_socket import listening_at
 
 _LOOPBACK = "127.0.0.1"
 
+Numbers = tuple[tuple[int, ...], int | None, int | None]
+"""File descriptors of `Listeners`, in its order."""
+
 
 class Listeners(NamedTuple):
     public: tuple[socket.socket, ...]
@@ -20,6 +23,25 @@ class Listeners(NamedTuple):
     @property
     def all(self) -> tuple[socket.socket, ...]:
         return tuple(listener for listener in (*self.public, self.admin, self.gossip) if listener is not None)
+
+    @property
+    def numbers(self) -> Numbers:
+        """Their file descriptors, for another process."""
+        return (
+            tuple(listener.fileno() for listener in self.public),
+            None if self.admin is None else self.admin.fileno(),
+            None if self.gossip is None else self.gossip.fileno(),
+        )
+
+    @classmethod
+    def of(cls, numbers: Numbers) -> "Listeners":
+        """In the process that got these file descriptors."""
+        public, admin, gossip = numbers
+        return cls(
+            tuple(socket.socket(fileno=number) for number in public),
+            None if admin is None else socket.socket(fileno=admin),
+            None if gossip is None else socket.socket(fileno=gossip),
+        )
 
 
 @contextmanager
@@ -41,9 +63,9 @@ def opened(config: RouterConfig) -> Iterator[list[Listeners]]:
         if config.admin.port is not None:
             admin = stack.enter_context(listen_here(config.admin.host, config.admin.port))
         gossip = [_gossip(config, number) for number in range(config.processes)]
-        for listener in gossip:
-            if listener is not None:
-                stack.enter_context(listener)
+        for each in gossip:
+            if each is not None:
+                stack.enter_context(each)
         yield [
             Listeners(tuple(share), admin if number == 0 else None, gossip[number])
             for number, share in enumerate(shares)

@@ -87,9 +87,7 @@ class Total:
 
     def _forget_gone_workers(self, living: Iterable[Report]) -> None:
         """Each process drops the series of a worker that is gone; the dead cannot."""
-        workers = {
-            sample.labels.get("worker") for report in living for metric in report for sample in metric.samples
-        }
+        workers = {sample.labels.get("worker") for report in living for metric in report for sample in metric.samples}
         workers.add(None)
         self._ended = [
             _with(metric, [sample for sample in metric.samples if sample.labels.get("worker") in workers])

@@ -26,13 +26,14 @@ _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUF
 
 
 class Pool:
-    def __init__(self, spec: WorkerSpec, timeouts: TimeoutConfig, tls: ssl.SSLContext | None) -> None:
-        """`tls`: how to speak with workers whose URL is `https`; None for the system's way."""
+    def __init__(self, spec: WorkerSpec, timeouts: TimeoutConfig, tls: ssl.SSLContext | None = None) -> None:
+        """`tls`: how to speak with workers whose URL is `https`. Where it is missing, they cannot be spoken with."""
         parts = urlsplit(spec.url)
         assert parts.hostname is not None, f"not an absolute URL: {spec.url}"
         self._host = parts.hostname
         secure = parts.scheme == "https"
-        self._tls = (tls or ssl.create_default_context()) if secure else None
+        assert tls is not None or not secure, "TLS wants a context"
+        self._tls = tls if secure else None
         self._server_name = (spec.server_name or parts.hostname) if secure else None
         self._port = parts.port or (443 if secure else 80)
         self._timeouts = timeouts

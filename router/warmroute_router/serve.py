@@ -95,7 +95,7 @@ class Process:
         shared: SharedCounts | None = None,
         changes_path: Path | None = None,
     ) -> None:
-        """shared, changes_path: see RouterApp. Raises OSError and ValueError on files that are not what they should be."""
+        """shared, changes_path: see RouterApp. Raises OSError and ValueError on files that are not as expected."""
         tls = ReloadingContext(server_context, config.tls) if config.tls is not None else None
         context = tls.context if tls is not None else None
         app = RouterApp(

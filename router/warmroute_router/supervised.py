@@ -1,13 +1,12 @@
 """One of several router processes: `python -m warmroute_router.supervised FD`, started by `child.Child`.
 
-It does what its parent says, over a connection that the two alone have: signals are for the parent. When the connection
-ends, the parent has been killed, and this process follows it.
+It does what its parent says, over a connection that the two alone have: signals are for the parent. When the
+connection ends, the parent has been killed, and this process follows it.
 """
 
 import asyncio
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -44,12 +43,7 @@ def main() -> int:
 
 
 def _build(assignment: Assignment) -> Process:
-    public, admin, gossip = assignment.listeners
-    listeners = Listeners(
-        tuple(socket.socket(fileno=number) for number in public),
-        None if admin is None else socket.socket(fileno=admin),
-        None if gossip is None else socket.socket(fileno=gossip),
-    )
+    listeners = Listeners.of(assignment.listeners)
     shared = SharedCounts(assignment.counts_path, assignment.number)
     return Process(assignment.config, listeners, shared=shared, changes_path=assignment.changes_path)
 
@@ -70,9 +64,7 @@ def _obey(parent: Connection, process: Process, loop: asyncio.AbstractEventLoop)
             else:
                 lifecycle = process.lifecycle
                 loop.call_soon_threadsafe(lifecycle.stop if order is Order.STOP else lifecycle.end)
-    except OSError:  # EOFError is none, but comes where the other side has closed
-        pass
-    except EOFError:
+    except (EOFError, OSError):
         loop.call_soon_threadsafe(process.lifecycle.end)
         time.sleep(LAST_MOMENT)
         os._exit(1)

@@ -47,7 +47,9 @@ class Clients:
 
     async def end(self) -> None:
         """All of them: those in flight end, until nobody waits."""
-        for _ in self.tasks:
+        for _ in range(len(self.tasks) + 2):
+            if all(task.done() for task in self.tasks.values()):
+                break
             for event in self.running.values():
                 event.set()
             await settle()

@@ -59,16 +59,30 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 async def test_each_address_of_a_name_is_a_worker() -> None:
-    told, resolver = Told(), Resolver("10.0.0.2", "10.0.0.1", "fd00::1", "10.0.0.1")
+    told, resolver = Told(), Resolver("10.0.0.2", "10.0.0.1", "10.0.0.1")
     workers = DnsWorkers(("https://Workers.svc:8000/v".lower(),), told, resolver)
     await workers.start()
     await workers.stop()
     assert told.named["dns:https://workers.svc:8000/v"] == [
         WorkerSpec("https://10.0.0.1:8000/v", server_name="workers.svc"),
         WorkerSpec("https://10.0.0.2:8000/v", server_name="workers.svc"),
-        WorkerSpec("https://[fd00::1]:8000/v", server_name="workers.svc"),
     ]
     assert resolver.asked[0] == "workers.svc"
+
+
+@pytest.mark.parametrize(
+    ("addresses", "urls"),
+    [
+        (["fd00::2", "fd00::1"], ["http://[fd00::1]", "http://[fd00::2]"]),
+        (["fd00::1", "10.0.0.1", "fd00::2", "10.0.0.2"], ["http://10.0.0.1", "http://10.0.0.2"]),
+    ],
+)
+async def test_a_worker_with_addresses_of_both_families_is_one_worker(addresses: list[str], urls: list[str]) -> None:
+    told = Told()
+    workers = DnsWorkers(("http://workers.svc",), told, Resolver(*addresses))
+    await workers.start()
+    await workers.stop()
+    assert told.urls == urls
 
 
 @pytest.mark.parametrize("url", ["http://10.0.0.1:8000", "http://[::1]:8000"])

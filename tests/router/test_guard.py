@@ -21,11 +21,11 @@ def test_faults_in_a_row_open_it_and_one_fewer_do_not() -> None:
     guard = Guard(CONFIG)
     guard.failed(0.0)
     guard.failed(0.0)
-    assert guard.closed
+    assert guard.admits(0.0)
     guard.completed()
     guard.failed(1.0)
     guard.failed(1.0)
-    assert guard.closed, "an answer in between: they are not in a row"
+    assert guard.admits(1.0), "an answer in between: they are not in a row"
     guard.failed(1.0)
     assert not guard.closed
     assert not guard.admits(1.0)
@@ -35,7 +35,7 @@ def test_faults_that_are_far_apart_do_not_add_up() -> None:
     guard = Guard(CONFIG)
     for now in (0.0, 1.0, 61.0, 62.0):
         guard.failed(now)
-    assert guard.closed
+    assert guard.admits(62.0)
     guard.failed(63.0)
     assert not guard.closed
 

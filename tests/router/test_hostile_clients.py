@@ -79,7 +79,7 @@ class Hostile:
 
 @asynccontextmanager
 async def hostile(
-    handler: Handler = OK, limits: Mapping[str, float] = {}, path: str = "", **changes: Any
+    handler: Handler = OK, limits: Mapping[str, Any] = {}, path: str = "", **changes: Any
 ) -> AsyncIterator[Hostile]:
     """`limits`: attributes of GuardedProtocol; `path`: of the worker's URL; `changes`: to the configuration."""
     made: list[GuardedProtocol] = []
@@ -90,11 +90,13 @@ async def hostile(
         connection_made(self, transport)
 
     with patch.multiple(GuardedProtocol, connection_made=watched, **limits):
-        async with Peer(handler).listening() as peer:
-            async with running_router(peer.url + path, config=replace(CONFIG, **changes)) as router:
-                running = Hostile(peer, router, made)
-                yield running
-                await running.assert_idle()
+        async with (
+            Peer(handler).listening() as peer,
+            running_router(peer.url + path, config=replace(CONFIG, **changes)) as router,
+        ):
+            running = Hostile(peer, router, made)
+            yield running
+            await running.assert_idle()
 
 
 def status(answer: bytes) -> int:
@@ -290,8 +292,8 @@ async def test_a_head_begun_during_an_answer_has_its_time_from_the_answers_end_o
 
 async def test_a_body_that_trickles_on_after_its_answer_ends_the_connection() -> None:
     async with hostile(limits=HASTY | {"linger_timeout": 0.2}) as router, router.connected() as (reader, writer):
-        writer.write(b"GET /workers HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n")
-        assert status(await reader.readuntil(b"]}")) == 200
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n")
+        assert status(await reader.readuntil(b"}")) == 200
         assert await reader.read(-1) == b"", "no second answer to one request"
 
 
@@ -479,9 +481,7 @@ BAD_TARGETS = [
     b"/a%7f",
     b"/a#b",
     b"/a?b#c",
-    b"/a?b\xff",
     b"http://evil/../x",
-    b"http://evil\\@x/",
     b"http:///x",
     b"ftp://evil/x",
     b"*",
@@ -506,7 +506,17 @@ async def test_no_tunnel_is_made() -> None:
 
 async def test_raw_bytes_that_no_url_has_are_refused() -> None:
     async with hostile() as router:
-        for target in (b"/\xff", b"/caf\xc3\xa9", b"/a\x01", b"/a\x00b", b"/a\tb", b"x", b""):
+        for target in (
+            b"/\xff",
+            b"/caf\xc3\xa9",
+            b"/a?b\xff",
+            b"http://evil\\@x/",
+            b"/a\x01",
+            b"/a\x00b",
+            b"/a\tb",
+            b"x",
+            b"",
+        ):
             answer = await router.send(b"GET " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n")
             assert_refused(answer, 400, "invalid_http", target)
         assert router.seen == []

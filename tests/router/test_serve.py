@@ -4,10 +4,11 @@ import asyncio
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -15,14 +16,77 @@ import orjson
 import pytest
 from support.peer import STREAM_HEAD, Peer, PeerConnection, answering, chunk, response
 from support.router import until
+from support.served import MODULE, PATIENCE, Served, accepts, serving
 from warmroute_router import __version__
 
-MODULE = [sys.executable, "-m", "warmroute_router"]
 SCRIPT = [str(Path(sys.executable).with_name("warmroute"))]
 FORMS = [pytest.param(MODULE, id="module"), pytest.param([*SCRIPT, "serve"], id="script")]
 NOBODY = "http://127.0.0.1:9"
-PATIENCE = 30.0
-"""Seconds; only matters in failure."""
+FLAGS = """
+--admin-api-key
+--admin-api-key-file
+--admin-host
+--admin-port
+--allowed-workers
+--api-key
+--api-key-file
+--ca-cert-paths
+--cb-failure-threshold
+--cb-success-threshold
+--cb-timeout-duration-secs
+--cb-window-duration-secs
+--client-cert-path
+--client-key-path
+--connect-timeout-secs
+--disable-circuit-breaker
+--disable-retries
+--fair-by
+--first-byte-timeout-secs
+--gossip-host
+--gossip-key
+--gossip-port
+--health-check-endpoint
+--health-check-interval-secs
+--health-check-timeout-secs
+--health-failure-threshold
+--health-success-threshold
+--help
+--host
+--idle-timeout-secs
+--log-level
+--max-concurrent-requests
+--max-concurrent-requests-per-worker
+--max-payload-size
+--no-usage-injection
+--peers
+--peers-dns
+--policy
+--port
+--processes
+--prometheus-host
+--prometheus-port
+--queue-size
+--queue-timeout-secs
+--rate-limit-tokens-per-second
+--request-timeout-secs
+--retry-backoff-multiplier
+--retry-budget
+--retry-initial-backoff-ms
+--retry-jitter-factor
+--retry-max-backoff-ms
+--retry-max-retries
+--shutdown-delay-secs
+--shutdown-grace-period-secs
+--state-file
+--tls-cert-path
+--tls-key-path
+--unix-socket
+--version
+--worker-api-key
+--worker-dns
+--worker-urls
+--workers-file
+"""
 
 
 def command(*arguments: str, form: list[str] = MODULE) -> tuple[int, str, str]:
@@ -51,26 +115,7 @@ def test_help_names_every_flag() -> None:
     code, out, err = command("--help")
     assert (code, err) == (0, "")
     flags = set(re.findall(r"--[a-z-]+", out))
-    assert flags == {
-        "--gossip-host",
-        "--gossip-key",
-        "--gossip-port",
-        "--help",
-        "--peers",
-        "--peers-dns",
-        "--state-file",
-        "--version",
-        "--worker-urls",
-        "--policy",
-        "--host",
-        "--port",
-        "--prometheus-host",
-        "--prometheus-port",
-        "--max-payload-size",
-        "--api-key",
-        "--log-level",
-        "--no-usage-injection",
-    }
+    assert sorted(flags) == FLAGS.split()
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -84,7 +129,10 @@ def test_an_unknown_policy_is_refused_and_the_known_ones_are_named(form: list[st
 
 @pytest.mark.parametrize("form", FORMS)
 def test_without_workers_it_does_not_start(form: list[str]) -> None:
-    assert refusal(form=form) == "warmroute serve: the following arguments are required: --worker-urls"
+    assert refusal(form=form) == (
+        "warmroute serve: no workers: give --worker-urls, --worker-dns or --workers-file; "
+        "or --admin-port or --admin-api-key, to add them while it runs"
+    )
     assert refusal("--worker-urls", form=form) == (
         "warmroute serve: argument --worker-urls: expected at least one argument"
     )
@@ -93,7 +141,7 @@ def test_without_workers_it_does_not_start(form: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--worker-urls", "http://a", "A:80/"], "argument --worker-urls: worker 'A:80/' is given twice"),
+        (["--worker-urls", "http://a", "A:80/"], "argument --worker-urls: http://a is given twice"),
         (["--worker-urls", "ftp://a"], "argument --worker-urls: worker 'ftp://a': the scheme must be http or https"),
         (["--port", "http"], "argument --port: 'http' is not a port (0 to 65535)"),
         (["--port", "65536"], "argument --port: '65536' is not a port (0 to 65535)"),
@@ -148,17 +196,11 @@ def test_a_port_that_is_taken_is_named() -> None:
     assert line == f"warmroute serve: cannot listen on 127.0.0.1:{port}: Address already in use"
 
 
-def test_a_port_for_metrics_that_is_taken_ends_it_with_one_line() -> None:
-    with taken_port() as port:
-        line = refusal("--worker-urls", NOBODY, "--port", "0", "--prometheus-port", str(port), code=1)
-    assert line.startswith("warmroute serve: ")
-    assert line.endswith("Address already in use")
-
-
 def test_a_port_for_metrics_that_is_taken_is_named() -> None:
     with taken_port() as port:
-        line = refusal("--worker-urls", NOBODY, "--port", "0", "--prometheus-port", str(port), code=1)
-        assert f"127.0.0.1:{port}" in line
+        ports = ("--port", "0", "--prometheus-port", str(port))
+        line = refusal("--worker-urls", NOBODY, *ports, "--log-level", "warning", code=1)
+    assert line == f"warmroute serve: cannot listen on 127.0.0.1:{port}: Address already in use"
 
 
 def test_the_router_imports_nothing_of_the_worker_or_the_load_test() -> None:
@@ -171,57 +213,6 @@ def test_the_router_imports_nothing_of_the_worker_or_the_load_test() -> None:
 
 
 # Serving
-
-
-class Served:
-    def __init__(self, process: asyncio.subprocess.Process, announcement: str, port: int, metrics_port: int) -> None:
-        self.process = process
-        self.announcement = announcement
-        self.port = port
-        self.url = f"http://127.0.0.1:{port}"
-        self.metrics_url = f"http://127.0.0.1:{metrics_port}/metrics"
-
-    async def end(self) -> tuple[int, str, str]:
-        """Wait for the process to end; its exit code, and what else it said on stdout and stderr."""
-        async with asyncio.timeout(PATIENCE):
-            out, err = await self.process.communicate()
-        assert self.process.returncode is not None
-        return self.process.returncode, out.decode(), err.decode()
-
-
-@asynccontextmanager
-async def serving(*arguments: str, form: list[str] = MODULE) -> AsyncIterator[Served]:
-    """The command on free ports, once it answers."""
-    process = await asyncio.create_subprocess_exec(
-        *form,
-        *("--port", "0", "--prometheus-port", "0", "--log-level", "warning"),
-        *arguments,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None
-        async with asyncio.timeout(PATIENCE):
-            announcement = (await process.stdout.readline()).decode()
-        ports = [int(port) for port in re.findall(r"http://127\.0\.0\.1:(\d+)", announcement)]
-        assert len(ports) == 2, announcement
-        async with asyncio.timeout(PATIENCE):
-            while not await accepts(ports[0]):  # noqa: ASYNC110 - it is announced a little before it listens
-                await asyncio.sleep(0.01)
-        yield Served(process, announcement, *ports)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
-async def accepts(port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except ConnectionError:
-        return False
-    writer.close()
-    return True
 
 
 @pytest.mark.anyio
@@ -277,31 +268,160 @@ async def test_flags_reach_the_application() -> None:
         assert len(peer.seen) == 1
 
 
-@pytest.mark.anyio
-async def test_sigterm_lets_a_stream_end_and_takes_no_new_connection() -> None:
-    go_on = asyncio.Event()
+# Stopping
 
-    async def answer(connection: PeerConnection) -> None:
+
+class Streaming:
+    """A worker whose streams end when they are told to."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+        self.peer = Peer(self._answer)
+        self.cut = 0
+        """Streams that the router has hung up on."""
+
+    async def _answer(self, connection: PeerConnection) -> None:
+        if not connection.request_line.startswith(b"POST"):
+            await connection.send(response(b"{}"))
+            return
         await connection.send(STREAM_HEAD + chunk(b"data: 1\n\n"))
-        await go_on.wait()
+        going = asyncio.create_task(self.go_on.wait())
+        closed = asyncio.create_task(connection.closed_by_router())
+        await asyncio.wait([going, closed], return_when=asyncio.FIRST_COMPLETED)
+        self.cut += closed.done()
+        for task in (going, closed):
+            task.cancel()
+        await asyncio.gather(going, closed, return_exceptions=True)
         await connection.send(chunk(b"data: 2\n\n") + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
-    body = orjson.dumps({"prompt": "x", "stream": True})
-    async with (
-        Peer(answer).listening() as peer,
-        serving("--worker-urls", peer.url) as served,
-        httpx.AsyncClient() as client,
-        client.stream("POST", served.url + "/v1/completions", content=body) as reply,
-    ):
+
+STREAMED = orjson.dumps({"prompt": "x", "stream": True})
+
+
+@asynccontextmanager
+async def streaming(
+    served: Served, client: httpx.AsyncClient
+) -> AsyncIterator[tuple[httpx.Response, AsyncIterator[bytes]]]:
+    """A stream of which one piece has come; the reply, and the pieces that follow."""
+    async with client.stream("POST", served.url + "/v1/completions", content=STREAMED) as reply:
         pieces = reply.aiter_raw()
         assert await anext(pieces) == b"data: 1\n\n"
+        yield reply, pieces
+
+
+async def refuses(served: Served) -> None:
+    """Returns once it takes no more connections."""
+    async with asyncio.timeout(PATIENCE):
+        while await accepts(served.port):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def not_ready(served: Served, client: httpx.AsyncClient) -> httpx.Response:
+    """Its answer to /health, once that is not 200."""
+    async with asyncio.timeout(PATIENCE):
+        while (reply := await client.get(served.url + "/health")).status_code == 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return reply
+
+
+@pytest.mark.anyio
+async def test_sigterm_lets_a_stream_end_and_takes_no_new_connection() -> None:
+    worker = Streaming()
+    async with (
+        worker.peer.listening(),
+        serving("--worker-urls", worker.peer.url) as served,
+        httpx.AsyncClient() as client,
+        streaming(served, client) as (_, pieces),
+    ):
         served.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(PATIENCE):
-            while await accepts(served.port):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await refuses(served)
         assert served.process.returncode is None
-        go_on.set()
+        worker.go_on.set()
         assert b"".join([piece async for piece in pieces]) == b"data: 2\n\ndata: [DONE]\n\n"
+        assert await served.end() == (0, "", "")
+
+
+@pytest.mark.anyio
+async def test_what_has_not_ended_within_the_grace_is_cut_and_counted() -> None:
+    worker = Streaming()
+    async with (
+        worker.peer.listening(),
+        serving("--worker-urls", worker.peer.url, "--shutdown-grace-period-secs", "0.2") as served,
+        httpx.AsyncClient() as client,
+        streaming(served, client) as (_, pieces),
+        streaming(served, client) as (_, others),
+    ):
+        served.process.send_signal(signal.SIGTERM)
+        for each in (pieces, others):
+            with pytest.raises(httpx.RemoteProtocolError):
+                await anext(each)
+        code, out, err = await served.end()
+        assert (code, out, err.count("\n")) == (0, "", 1), err
+        assert err.endswith(": 0.2 s of grace are over: requests cut off before their end: 2\n")
+        await until(lambda: worker.cut == 2)
+
+
+@pytest.mark.anyio
+async def test_a_second_signal_ends_it_at_once() -> None:
+    worker = Streaming()
+    async with (
+        worker.peer.listening(),
+        serving("--worker-urls", worker.peer.url) as served,
+        httpx.AsyncClient() as client,
+        streaming(served, client) as (_, pieces),
+    ):
+        served.process.send_signal(signal.SIGTERM)
+        await refuses(served)
+        served.process.send_signal(signal.SIGINT)
+        with pytest.raises(httpx.RemoteProtocolError):
+            await anext(pieces)
+        code, out, err = await served.end()
+        assert (code, out) == (0, "")
+        assert err.endswith(": told twice to stop: requests cut off before their end: 1\n")
+
+
+@pytest.mark.anyio
+async def test_during_the_delay_it_is_not_ready_and_serves_and_sends_clients_away() -> None:
+    async with (
+        Peer(answering(response(b"engine"))).listening() as peer,
+        serving("--worker-urls", peer.url, "--shutdown-delay-secs", "300") as served,
+        httpx.AsyncClient() as client,
+    ):
+        assert "connection" not in (await client.get(served.url + "/x")).headers
+        served.process.send_signal(signal.SIGTERM)
+        reply = await not_ready(served, client)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "shutting_down")
+        served_still = await client.get(served.url + "/x")
+        assert (served_still.content, served_still.headers["connection"]) == (b"engine", "close")
+        served.process.send_signal(signal.SIGTERM)
+        assert await served.end() == (0, "", "")
+
+
+@pytest.mark.anyio
+async def test_after_the_delay_it_ends() -> None:
+    async with (
+        Peer(answering(response(b"engine"))).listening() as peer,
+        serving("--worker-urls", peer.url, "--shutdown-delay-secs", "0.5") as served,
+        httpx.AsyncClient() as client,
+    ):
+        served.process.send_signal(signal.SIGTERM)
+        await not_ready(served, client)
+        assert await served.end() == (0, "", "")
+
+
+@pytest.mark.anyio
+async def test_a_connection_made_just_before_the_end_still_gets_its_answer() -> None:
+    async with Peer(answering(response(b"engine"))).listening() as peer, serving("--worker-urls", peer.url) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        async with httpx.AsyncClient() as client:  # so that the connection above has been let in
+            await client.get(served.url + "/x")
+        served.process.send_signal(signal.SIGTERM)
+        await refuses(served)
+        writer.write(b"GET /x HTTP/1.1\r\nhost: x\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"connection: close\r\n" in answer
         assert await served.end() == (0, "", "")
 
 
@@ -310,6 +430,37 @@ async def test_sigint_ends_it_without_a_traceback() -> None:
     async with Peer(answering(response(b"{}"))).listening() as peer, serving("--worker-urls", peer.url) as served:
         served.process.send_signal(signal.SIGINT)
         assert await served.end() == (0, "", "")
+
+
+@pytest.mark.anyio
+async def test_sighup_changes_nothing() -> None:
+    async with (
+        Peer(answering(response(b"engine"))).listening() as peer,
+        serving("--worker-urls", peer.url) as served,
+        httpx.AsyncClient() as client,
+    ):
+        served.process.send_signal(signal.SIGHUP)
+        assert (await client.get(served.url + "/x")).content == b"engine"
+        served.process.send_signal(signal.SIGTERM)
+        assert await served.end() == (0, "", "")
+
+
+@pytest.mark.anyio
+async def test_a_signal_while_it_starts_ends_it_without_a_traceback() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # whose greeting a router that starts waits for
+        peer = f"127.0.0.1:{silent.getsockname()[1]}"
+        process = await asyncio.create_subprocess_exec(
+            *(*MODULE, "--worker-urls", NOBODY, "--port", "0", "--prometheus-port", "0", "--log-level", "warning"),
+            *("--peers", peer, "--gossip-key", "k", "--gossip-port", "0"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        async with asyncio.timeout(PATIENCE):
+            connection, _ = await asyncio.to_thread(silent.accept)
+            with connection:
+                process.send_signal(signal.SIGTERM)
+                assert await process.communicate() == (b"", b"")
+        assert process.returncode == 0
 
 
 @pytest.mark.anyio
@@ -323,3 +474,99 @@ async def test_a_client_that_keeps_its_connection_does_not_hold_up_the_end() -> 
         await until(lambda: len(peer.seen) == 1)
         served.process.send_signal(signal.SIGTERM)
         assert await served.end() == (0, "", "")
+
+
+# Where it listens, and what it starts with
+
+
+@pytest.mark.anyio
+async def test_with_no_worker_up_it_starts_and_heals_when_one_comes() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(response(b"engine"))
+        writer.close()
+
+    with socket.socket() as worker:
+        worker.bind(("127.0.0.1", 0))  # and does not listen yet
+        url = f"http://127.0.0.1:{worker.getsockname()[1]}"
+        async with serving("--worker-urls", url) as served, httpx.AsyncClient() as client:
+            for path in ("/health", "/x"):
+                reply = await client.get(served.url + path)
+                assert (reply.status_code, reply.json()["error"]["code"]) == (503, "no_worker_available")
+            server = await asyncio.start_server(answer, sock=worker)
+            async with asyncio.timeout(PATIENCE):
+                while (await client.get(served.url + "/health")).status_code != 200:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            assert (await client.get(served.url + "/x")).content == b"engine"
+            served.process.send_signal(signal.SIGTERM)
+            assert (await served.end())[0] == 0
+            server.close()
+
+
+@pytest.mark.anyio
+async def test_it_serves_on_all_its_addresses(tmp_path: Path) -> None:
+    path = tmp_path / "router"
+    async with (
+        Peer(answering(response(b"engine"))).listening() as peer,
+        serving(
+            *("--worker-urls", peer.url, "--host", "127.0.0.1", "127.0.0.2"),
+            *("--unix-socket", str(path), "--admin-port", "0"),
+        ) as served,
+        httpx.AsyncClient() as client,
+    ):
+        first, second, metrics, admin = served.urls
+        assert served.announcement == (
+            f"warmroute {__version__}: {first}, {second}, unix:{path}, policy cache_aware, 1 workers; "
+            f"metrics on {metrics}; admin on {admin}\n"
+        )
+        assert second == f"http://127.0.0.2:{served.port}"
+        for url in (first, second):
+            assert (await client.get(url + "/x")).content == b"engine"
+        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(path))) as local:
+            assert (await local.get("http://router/x")).content == b"engine"
+        assert (await client.get(admin + "/workers")).json()["workers"][0]["url"] == peer.url
+        assert (await client.get(first + "/workers")).status_code >= 400
+        served.process.send_signal(signal.SIGTERM)
+        assert await served.end() == (0, "", "")
+        assert not path.exists()
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """And its key."""
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    make = ["openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    make += ["-keyout", str(key), "-out", str(cert), "-subj", "/CN=x", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(make, check=True, capture_output=True)
+    return cert, key
+
+
+@pytest.mark.anyio
+async def test_with_a_certificate_it_speaks_tls_on_its_port_and_on_the_admin_port(
+    certificate: tuple[Path, Path],
+) -> None:
+    cert, key = certificate
+    async with (
+        Peer(answering(response(b"engine"))).listening() as peer,
+        serving(
+            *("--worker-urls", peer.url, "--tls-cert-path", str(cert), "--tls-key-path", str(key)),
+            *("--admin-port", "0"),
+        ) as served,
+        httpx.AsyncClient(verify=ssl.create_default_context(cafile=cert)) as client,
+    ):
+        public, metrics, admin = served.urls
+        assert [url.partition(":")[0] for url in served.urls] == ["https", "http", "https"]
+        assert (await client.get(public + "/x")).content == b"engine"
+        assert (await client.get(admin + "/workers")).status_code == 200
+        assert (await client.get(metrics)).status_code == 200
+        served.process.send_signal(signal.SIGTERM)
+        assert await served.end() == (0, "", "")
+
+
+def test_a_file_that_is_wrong_ends_it_with_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "workers.json"
+    file.write_text("{")
+    line = refusal("--workers-file", str(file), "--port", "0", "--prometheus-port", "0", code=1)
+    assert str(file) in line

@@ -10,7 +10,7 @@ import httpx
 from .clients import GoodClient, Outcome, Result
 from .record import Record
 from .router_process import RouterProcess
-from .schedule import make_call
+from .schedule import RECOVERY, make_call
 
 MOST_GROWTH = 20 << 20
 """Bytes by which the second half of a run may make the router larger."""
@@ -40,6 +40,7 @@ async def check_rest(record: Record, router: RouterProcess, workers: list[str]) 
         record.complaints.append("the router has ended")
         return
     await _come_true(record, lambda: _not_up(router, len(workers)))
+    await asyncio.sleep(RECOVERY)  # breakers close by requests alone, and no sooner than this
     record.complaints += _judge_batch(await _final_batch(router), workers)
     await _come_true(record, lambda: _not_at_rest(router))
     await _come_true(record, lambda: _not_given_back(record, router, len(workers)))

@@ -10,8 +10,6 @@ from .routers import Router
 from .scenario import Outcome, scenario
 from .stage import stage, time_until
 
-_KEY = "side-by-side"
-
 
 @scenario(
     fault="SIGTERM while 4 streams of 4 s run",
@@ -47,7 +45,7 @@ async def _exit_code(process: asyncio.subprocess.Process, patience: float) -> in
     source="smg #1491, #1745; production-stack (no drain)",
 )
 async def remove_while_streaming(router: Router) -> Outcome:
-    async with stage(router, *router.admin_flags, key=_KEY if router.admin_flags else None) as at:
+    async with stage(router, *router.admin_flags, key=router.admin_key) as at:
         for worker in at.workers:
             worker.chunk_interval = 0.4
         prompt = unlike(1) * 4
@@ -79,8 +77,8 @@ async def _delete(http: httpx.AsyncClient, router_url: str, worker_url: str) -> 
     source="sglang #2796, #12621",
 )
 async def add_a_dead_worker(router: Router) -> Outcome:
-    async with stage(router, *router.admin_flags, key=_KEY if router.admin_flags else None) as at:
-            tasks = []
+    async with stage(router, *router.admin_flags, key=router.admin_key) as at:
+        tasks = []
         for number in range(100):
             if number == 10:
                 dead = {"url": "http://127.0.0.1:9"}

@@ -32,19 +32,23 @@ class Router(NamedTuple):
     command: tuple[str, ...]
     quiet: str
     """Its log level for warnings and worse."""
-    admin_flags: tuple[str, ...] = ()
-    """What it needs so that `/workers` may be changed."""
+    admin_key: str | None = None
+    """What it wants to be shown before `/workers` may be changed; None for nothing."""
 
     @property
     def title(self) -> str:
         return f"{self.name} {self.version}"
 
     @property
+    def admin_flags(self) -> tuple[str, ...]:
+        return ("--admin-api-key", self.admin_key) if self.admin_key else ()
+
+    @property
     def installed(self) -> bool:
         return Path(self.command[0]).exists()
 
 
-WARMROUTE = Router("warmroute", __version__, (sys.executable, "-m", "warmroute_router"), "warning")
+WARMROUTE = Router("warmroute", __version__, (sys.executable, "-m", "warmroute_router"), "warning", "sk-admin")
 SGLANG_ROUTER = Router(
     "sglang-router",
     "0.3.2",

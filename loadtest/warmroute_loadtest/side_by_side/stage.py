@@ -63,9 +63,10 @@ async def stage(
     `worker_key`: what the workers want to be shown.
     """
     async with AsyncExitStack() as stack:
-        fleet = [await stack.enter_async_context(Worker(f"w{number}")) for number in range(workers)]
+        fleet = [Worker(f"w{number}") for number in range(workers)]
         for number, worker in enumerate(fleet):
             worker.api_key = worker_key
+            await stack.enter_async_context(worker)
             if number in down:
                 worker.stop()
         shown = {"authorization": f"Bearer {key}"} if key else None

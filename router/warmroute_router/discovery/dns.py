@@ -76,7 +76,7 @@ class _Name:
         """A failure, or an answer without addresses, says nothing of the workers: those that are known stay."""
         complaint = ""
         try:
-            addresses = sorted(set(await self._resolve(host)))
+            addresses = _of_one_family(await self._resolve(host))
         except (OSError, UnicodeError) as error:
             addresses, complaint = [], f"{getattr(error, 'strerror', None) or error}; those known so far stay"
         if not addresses:
@@ -96,6 +96,11 @@ class _Name:
         if complaint and complaint != self._complaint:
             logger.warning("workers of %s: %s", self._url, complaint)
         self._complaint = complaint
+
+
+def _of_one_family(addresses: list[str]) -> list[str]:
+    """In order. A name with addresses of both families has two for each worker: those of IPv4 are enough."""
+    return sorted({address for address in addresses if ":" not in address} or set(addresses))
 
 
 def _spec(parts: SplitResult, host: str, address: str) -> WorkerSpec:
