@@ -14,6 +14,7 @@ from prometheus_client import Metric
 
 from .config import RouterConfig
 from .listeners import Numbers
+from .start import CannotStart
 
 
 class Order(Enum):
@@ -63,7 +64,10 @@ class Child:
         return self._process.pid
 
     async def started(self) -> int | None:
-        """Wait until it serves; gives the number of its workers. None where it has ended instead."""
+        """Wait until it serves; gives the number of its workers. None where it has ended instead.
+
+        Raises CannotStart where it says why.
+        """
         loop = asyncio.get_running_loop()
         readable = asyncio.Event()
         loop.add_reader(self.connection.fileno(), readable.set)
@@ -72,9 +76,12 @@ class Child:
         finally:
             loop.remove_reader(self.connection.fileno())
         try:
-            return int(self.connection.recv())
+            answer: int | str = self.connection.recv()
         except (EOFError, OSError):
             return None
+        if isinstance(answer, str):
+            raise CannotStart(answer)
+        return answer
 
     async def ended(self) -> int:
         """Wait for that; gives the exit code, or the negative number of a signal."""

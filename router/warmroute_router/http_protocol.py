@@ -206,8 +206,9 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(_too_slow())
 
     def _body_time_left(self) -> float:
-        if self.flow.read_paused:
-            return self.body_timeout  # it is the router that does not read
+        if self.flow.read_paused:  # by the router: the client cannot go on
+            self._body_started = self.loop.time()
+            return self.body_timeout
         due = self._body_started + self.body_timeout + self._body_received / self.body_rate
         return due - self.loop.time()
 

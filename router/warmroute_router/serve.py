@@ -1,8 +1,6 @@
 """`warmroute serve`: flags, configuration, sockets, announcement, serving, drain."""
 
-import asyncio
 import logging
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -25,6 +23,7 @@ from .listeners import Listeners, opened
 from .metrics import build_registry
 from .metrics_server import metrics_served
 from .shared_counts import SharedCounts
+from .signals import await_loop, obeying_signals
 from .start import CannotStart, announcement, starting
 from .supervisor import supervise
 from .tls import ReloadingContext, server_context
@@ -38,9 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The router: a reverse proxy in front of inference workers."""
     config = parse_config(argv)
     set_up_logging(config.log_level)
-    # As Ctrl-C does, it drains where the loop listens to it, and ends the process at once where not yet.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # files are watched: nobody has to be told
+    await_loop()
     try:
         return _serve(config)
     except CannotStart as error:
@@ -78,10 +75,8 @@ def _serve(config: RouterConfig) -> int:
 
 
 async def _until_signalled(lifecycle: Lifecycle, announce: Callable[[], None]) -> bool:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, lifecycle.stop)
-    return await lifecycle.run(announce)
+    with obeying_signals(lifecycle.stop):
+        return await lifecycle.run(announce)
 
 
 class Process:

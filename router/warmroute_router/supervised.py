@@ -6,10 +6,10 @@ connection ends, the parent has been killed, and this process follows it.
 
 import asyncio
 import os
-import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 import uvloop
@@ -18,6 +18,7 @@ from .child import Assignment, Order
 from .listeners import Listeners
 from .serve import Process, set_up_logging
 from .shared_counts import SharedCounts
+from .signals import ignore_signals
 from .start import CannotStart, starting
 
 LAST_MOMENT = 5.0
@@ -25,8 +26,7 @@ LAST_MOMENT = 5.0
 
 
 def main() -> int:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    ignore_signals()
     parent = Connection(int(sys.argv[1]))
     try:
         assignment: Assignment = parent.recv()
@@ -37,7 +37,7 @@ def main() -> int:
         with starting():
             process = _build(assignment)
     except CannotStart as error:
-        print(f"warmroute serve: {error}", file=sys.stderr)
+        _tell(parent, str(error))
         return 1
     return 0 if uvloop.run(_serve(process, parent)) else 1
 
@@ -51,7 +51,13 @@ def _build(assignment: Assignment) -> Process:
 async def _serve(process: Process, parent: Connection) -> bool:
     obeying = threading.Thread(target=_obey, args=(parent, process, asyncio.get_running_loop()), daemon=True)
     obeying.start()
-    return await process.lifecycle.run(lambda: parent.send(process.workers))
+    return await process.lifecycle.run(lambda: _tell(parent, process.workers))
+
+
+def _tell(parent: Connection, message: object) -> None:
+    """To one that has been killed it is nothing: `_obey` sees that."""
+    with suppress(OSError):
+        parent.send(message)
 
 
 def _obey(parent: Connection, process: Process, loop: asyncio.AbstractEventLoop) -> None:
@@ -65,7 +71,8 @@ def _obey(parent: Connection, process: Process, loop: asyncio.AbstractEventLoop)
                 lifecycle = process.lifecycle
                 loop.call_soon_threadsafe(lifecycle.stop if order is Order.STOP else lifecycle.end)
     except (EOFError, OSError):
-        loop.call_soon_threadsafe(process.lifecycle.end)
+        with suppress(RuntimeError):  # where the loop has ended already
+            loop.call_soon_threadsafe(process.lifecycle.end)
         time.sleep(LAST_MOMENT)
         os._exit(1)
 

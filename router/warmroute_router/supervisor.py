@@ -22,6 +22,7 @@ from .listeners import Listeners
 from .metrics_server import metrics_served
 from .reports import Reports
 from .shared_counts import SharedCounts
+from .signals import obeying_signals
 from .start import CannotStart, announcement, starting
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ _LOCAL = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class ChildFailed(Exception):  # noqa: N818
-    """A process could not start, and has said why."""
+    """A process has ended instead of starting."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -134,18 +135,16 @@ class Supervisor:
     async def run(self, time_to_stop: float) -> int:
         """time_to_stop: seconds that the processes may take for it."""
         self._time_to_stop = time_to_stop
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop)
-        keeping = [asyncio.create_task(self._keep(assignment)) for assignment in self._assignments]
-        try:
-            await asyncio.gather(*keeping)
-        except ChildFailed as failure:
-            return failure.code
-        finally:
-            for task in keeping:
-                task.cancel()
-            await asyncio.gather(*keeping, return_exceptions=True)
+        with obeying_signals(self._stop):
+            keeping = [asyncio.create_task(self._keep(assignment)) for assignment in self._assignments]
+            try:
+                await asyncio.gather(*keeping)
+            except ChildFailed as failure:
+                return failure.code
+            finally:
+                for task in keeping:
+                    task.cancel()
+                await asyncio.gather(*keeping, return_exceptions=True)
         return 0
 
     async def _keep(self, assignment: Assignment) -> None:
@@ -175,12 +174,19 @@ class Supervisor:
         self._children[number] = child
         if self._stopping.is_set():  # while it was being started
             child.order(Order.STOP)
-        workers = await child.started()
+        try:
+            workers = await child.started()
+        except CannotStart as error:
+            if number not in self._served:
+                raise
+            logger.error("process %d cannot start: %s", number, error)
+            workers = None
         if workers is not None:
             await asyncio.to_thread(self._reports.add, number, child)  # which may wait for a scrape
-            self._served.add(number)
-            if len(self._served) == len(self._assignments):
-                self._announce(workers)
+            if number not in self._served:
+                self._served.add(number)
+                if len(self._served) == len(self._assignments):
+                    self._announce(workers)
         return await child.ended()
 
     async def _clean_up(self, number: int, child: Child) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from warmroute_loadtest.side_by_side.__main__ import THEMES, main
 from warmroute_loadtest.side_by_side.client import Answer, tally
-from warmroute_loadtest.side_by_side.clients import leaves_in_a_gap, request_smuggling
+from warmroute_loadtest.side_by_side.clients import leaves_in_a_gap
 from warmroute_loadtest.side_by_side.dead_workers import killed_with_requests_waiting
 from warmroute_loadtest.side_by_side.fidelity import body_fields, no_secret_told
+from warmroute_loadtest.side_by_side.http_oddities import request_smuggling
 from warmroute_loadtest.side_by_side.overload import queue_bound
 from warmroute_loadtest.side_by_side.routers import SMG, WARMROUTE, Router, StartError
 from warmroute_loadtest.side_by_side.scenario import Outcome, Scenario, scenario

@@ -3,7 +3,7 @@
 import asyncio
 import gzip
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from support.peer import STREAM_HEAD, Handler, Peer, PeerConnection, answering, 
 from support.router import CONFIG, RunningRouter, running_router, until
 from uvicorn.server import ServerState
 from warmroute_router.http_protocol import MAX_HEAD, MAX_HEADERS, MAX_PIPELINED, MAX_TARGET, GuardedProtocol
+from warmroute_router.types import ASGIApp, Receive, Scope, Send
 
 pytestmark = pytest.mark.anyio
 
@@ -776,18 +777,55 @@ async def test_a_client_that_never_reads_does_not_keep_its_place() -> None:
 
 
 async def test_a_unix_socket_is_served_too(tmp_path: Path) -> None:
-    async def app(scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"{}"})
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        del scope, receive
+        await answer_length(b"", send)
 
-    path = str(tmp_path / "router.sock")
-    config = uvicorn.Config(app, http=GuardedProtocol, ws="none", lifespan="off", log_config=None)
+    async with on_a_unix_socket(app, GuardedProtocol, tmp_path / "socket") as (reader, writer):
+        writer.write(GET + CLOSE)
+        assert (await reader.read(-1)).endswith(b"\r\n\r\n0")
+
+
+async def test_no_deadline_runs_while_the_router_does_not_read(tmp_path: Path) -> None:
+    class Strict(GuardedProtocol):
+        body_timeout = 0.1
+        body_rate = 1_000_000_000
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        del scope
+        await asyncio.sleep(0.3)
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message["more_body"]
+        await answer_length(body, send)
+
+    async with on_a_unix_socket(app, Strict, tmp_path / "socket") as (reader, writer):
+        writer.write(POST + b"Content-Length: 1000000\r\n" + CLOSE + b"a" * 1_000_000)
+        assert (await reader.read(-1)).endswith(b"\r\n\r\n1000000")
+
+
+async def answer_length(body: bytes, send: Send) -> None:
+    text = b"%d" % len(body)
+    headers = [(b"connection", b"close"), (b"content-length", b"%d" % len(text))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": text})
+
+
+@asynccontextmanager
+async def on_a_unix_socket(
+    app: ASGIApp, protocol: type[GuardedProtocol], path: Path
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """An application behind the protocol alone, and one connection to it."""
+    config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None)
     state = ServerState()
     loop = asyncio.get_running_loop()
-    server = await loop.create_unix_server(lambda: GuardedProtocol(config, state, {}), path)
-    reader, writer = await asyncio.open_unix_connection(path)
-    writer.write(GET + CLOSE)
-    assert status(await reader.read(-1)) == 200
-    writer.close()
-    server.close()
-    await until(lambda: not state.connections)
+    server = await loop.create_unix_server(lambda: protocol(config, state, {}), str(path))
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    try:
+        async with asyncio.timeout(20):
+            yield reader, writer
+    finally:
+        writer.transport.abort()
+        server.close()
+        await until(lambda: not state.connections)

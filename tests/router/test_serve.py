@@ -16,7 +16,7 @@ import orjson
 import pytest
 from support.peer import STREAM_HEAD, Peer, PeerConnection, answering, chunk, response
 from support.router import until
-from support.served import MODULE, PATIENCE, Served, accepts, serving
+from support.served import MODULE, PATIENCE, Served, accepts, command, serving
 from warmroute_router import __version__
 
 SCRIPT = [str(Path(sys.executable).with_name("warmroute"))]
@@ -87,11 +87,6 @@ FLAGS = """
 --worker-urls
 --workers-file
 """
-
-
-def command(*arguments: str, form: list[str] = MODULE) -> tuple[int, str, str]:
-    done = subprocess.run([*form, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False)
-    return done.returncode, done.stdout, done.stderr
 
 
 def refusal(*arguments: str, code: int = 2, form: list[str] = MODULE) -> str:

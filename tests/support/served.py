@@ -1,6 +1,7 @@
 """The real command on free ports, in a process of its own."""
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,11 @@ from contextlib import asynccontextmanager
 MODULE = [sys.executable, "-m", "warmroute_router"]
 PATIENCE = 30.0
 """Seconds; only matters in failure."""
+
+
+def command(*arguments: str, form: list[str] = MODULE) -> tuple[int, str, str]:
+    done = subprocess.run([*form, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return done.returncode, done.stdout, done.stderr
 
 
 class Served:
@@ -34,14 +40,17 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(*arguments: str, form: list[str] = MODULE) -> AsyncIterator[Served]:
-    """The command, once it answers."""
+async def serving(
+    *arguments: str, form: list[str] = MODULE, env: dict[str, str] | None = None
+) -> AsyncIterator[Served]:
+    """The command, once it answers. `env` is added to the environment."""
     process = await asyncio.create_subprocess_exec(
         *form,
         *("--port", "0", "--prometheus-port", "0", "--log-level", "warning"),
         *arguments,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        env=os.environ | (env or {}),
     )
     try:
         assert process.stdout is not None

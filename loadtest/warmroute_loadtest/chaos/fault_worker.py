@@ -68,7 +68,7 @@ class FaultWorker:
         self._open: dict[Connection, asyncio.Task[None]] = {}
         self._idle: set[Connection] = set()
         self._tokens: dict[Connection, str] = {}
-        """Of the requests that are being answered."""
+        """Of each connection's last request: what has been sent of its answer may not have left yet."""
         self._ending: set[asyncio.Task[None]] = set()
 
     # Life
@@ -175,6 +175,7 @@ class FaultWorker:
         self._open[connection] = asyncio.create_task(self._serve(connection))
 
     def _lost(self, connection: Connection) -> None:
+        self._tokens.pop(connection, None)
         self._let_end(self._open.pop(connection))
 
     def _let_end(self, task: asyncio.Task[None]) -> None:
@@ -224,7 +225,6 @@ class FaultWorker:
             raise
         finally:
             self.concurrent -= 1
-            self._tokens.pop(connection, None)
 
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:

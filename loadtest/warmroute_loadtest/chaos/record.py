@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .clients import Result
-from .faults import Fault
+from .faults import Fault, Kind
 from .judge import BLAMED, Verdict
 from .router_process import Footprint
 
@@ -22,6 +22,8 @@ class Record:
     misdeeds: int = 0
     slowest: float = 0.0
     """Seconds, of those that were."""
+    slowest_story: str = ""
+    """Which one that was."""
     retries: float = 0.0
     """By the router's count."""
     footprints: list[Footprint] = field(default_factory=list)
@@ -36,21 +38,22 @@ class Record:
     def note(self, result: Result, verdict: Verdict, met: Sequence[Fault], at: float) -> None:
         """`at`: seconds since the beginning."""
         self.verdicts[verdict] += 1
+        took = result.ended - result.started
+        story = f"request {result.call.token}, {at:.2f} s after the beginning; it met: {_named(met)}"
         if verdict is Verdict.ANSWERED:
-            self.slowest = max(self.slowest, result.ended - result.started)
+            if took > self.slowest:
+                self.slowest, self.slowest_story = took, story
             return
         self.outcomes[f"{verdict}: {_described(result)}"] += 1
         if verdict not in BLAMED:
             return
         if sum(self.verdicts[each] for each in BLAMED) <= _MOST_BLAMED:
-            kinds = ", ".join(
-                f"{fault.kind} {fault.status}" if fault.kind == "status" else fault.kind for fault in met
-            )
-            took = result.ended - result.started
-            self.complaints.append(
-                f"{verdict}: request {result.call.token}, {at:.2f} s after the beginning, ended after {took:.2f} s "
-                f"with {_described(result)}; it met: {kinds or 'no worker'}"
-            )
+            self.complaints.append(f"{verdict}: {story}; it ended after {took:.2f} s with {_described(result)}")
+
+
+def _named(met: Sequence[Fault]) -> str:
+    kinds = [f"{fault.kind} {fault.status}" if fault.kind is Kind.STATUS else str(fault.kind) for fault in met]
+    return ", ".join(kinds) or "nothing"
 
 
 def _described(result: Result) -> str:

@@ -13,6 +13,8 @@ _EVERY = 10
 def print_record(console: Console, record: Record, again: str) -> None:
     """`again`: the command that runs it again."""
     console.print(_table(record))
+    if record.slowest_story:
+        console.print(f"The slowest: {record.slowest_story}", markup=False, soft_wrap=True)
     sizes = [footprint.rss / 2**20 for footprint in record.footprints]
     if sizes:
         shown = [sizes[0], *sizes[_EVERY:-1:_EVERY], sizes[-1]]

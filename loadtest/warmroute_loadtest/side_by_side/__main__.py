@@ -20,6 +20,7 @@ from .changes import CHANGES
 from .clients import CLIENTS
 from .dead_workers import DEAD_WORKERS
 from .fidelity import FIDELITY
+from .http_oddities import HTTP_ODDITIES
 from .overload import OVERLOAD
 from .routers import RIVALS, ROUTERS, Router, StartError
 from .scenario import Outcome, Scenario
@@ -30,7 +31,8 @@ THEMES: Mapping[str, Sequence[Scenario]] = {
     "Workers that die and come back": DEAD_WORKERS,
     "Workers that answer wrongly": WRONG_ANSWERS,
     "Overload and balance": OVERLOAD,
-    "Clients": CLIENTS,
+    "Clients that leave, stall or send much": CLIENTS,
+    "Odd requests": HTTP_ODDITIES,
     "What crosses, and what is told": FIDELITY,
     "Changes while it runs": CHANGES,
 }

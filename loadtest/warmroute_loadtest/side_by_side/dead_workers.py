@@ -1,7 +1,10 @@
 """Workers that die, hang, come back, or are not there to begin with."""
 
 import asyncio
+import socket
 import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 
 from ..chaos.connection import Connection, Request
 from ..chaos.faults import Fault, Kind
@@ -9,6 +12,7 @@ from .client import Answer, lost, tally, unlike
 from .routers import Router
 from .scenario import Outcome, scenario
 from .stage import shown_seconds, stage, time_until
+from .workers import Worker
 
 
 @scenario(
@@ -87,7 +91,7 @@ async def retries_go_elsewhere(router: Router) -> Outcome:
 
 @scenario(
     fault="1 of 2 workers hangs (as under SIGSTOP: connects, answers nothing, nor does its /health)",
-    right="no request sent 30 s later or more waits for it; those caught there are not left waiting for minutes",
+    right="no request sent 30 s later or more waits for it; those caught there wait for a minute at most",
     source="production-stack #749, sglang #9926",
 )
 async def hangs(router: Router) -> Outcome:
@@ -112,6 +116,39 @@ async def hangs(router: Router) -> Outcome:
             f"{len(caught)} of {len(sent)} caught, the last one after {last:.0f} s; "
             f"{stuck} still wait after {patience:.0f} s, {lost(answer for _, answer in caught)} lost",
         )
+
+
+@scenario(
+    fault="1 of 2 workers' host is gone: connecting to it takes for ever; 40 requests, 4 at a time",
+    right="none is lost, none takes more than 15 s",
+    source="production-stack #749, sglang #9926",
+)
+async def vanished_host(router: Router) -> Outcome:
+    async with stage(router) as at:
+        await at.client.ask_in_turn(8)
+        async with _unreachable(at.workers[0]):
+            answers = [answer for _ in range(10) for answer in await at.client.ask_many(4)]
+        longest = max(answer.seconds for answer in answers)
+        ok = lost(answers) == 0 and longest < 15
+        return Outcome(ok, f"{lost(answers)} of 40 lost ({tally(answers)}), the longest took {longest:.1f} s")
+
+
+@asynccontextmanager
+async def _unreachable(worker: Worker) -> AsyncIterator[None]:
+    """Its port neither accepts nor refuses: a backlog that is full, and that nobody empties."""
+    worker.stop()
+    await asyncio.sleep(0.1)
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", worker.port))
+        listener.listen(0)
+        with ExitStack() as fillers:
+            for _ in range(4):
+                filler = fillers.enter_context(socket.socket())
+                filler.setblocking(False)
+                filler.connect_ex(("127.0.0.1", worker.port))
+            await asyncio.sleep(0.1)
+            yield
 
 
 @scenario(
@@ -226,6 +263,7 @@ DEAD_WORKERS = (
     killed_with_streams_waiting,
     retries_go_elsewhere,
     hangs,
+    vanished_host,
     stale_keep_alive,
     all_down_then_back,
     starts_with_no_worker,

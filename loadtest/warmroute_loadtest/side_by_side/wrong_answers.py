@@ -139,6 +139,44 @@ async def garbage(router: Router) -> Outcome:
 
 
 @scenario(
+    fault="a worker sends more than its Content-Length says (10 times), then answers well (20 times)",
+    right="what was too much is in nobody's answer: all 20 are right",
+    source="issue 4, chaos suite",
+)
+async def more_than_promised(router: Router) -> Outcome:
+    async with stage(router, workers=1) as at:
+        at.workers[0].fault = Fault(Kind.LENGTH_TOO_SHORT)
+        await at.client.ask_in_turn(10, patience=5)
+        at.workers[0].fault = GOOD
+        answers = await at.client.ask_in_turn(20)
+        return Outcome(lost(answers) == 0, f"{lost(answers)} of 20 wrong ({tally(answers)})")
+
+
+@scenario(
+    fault="a worker refuses (413) before it has read a body of 5 MB",
+    right="the client gets the 413",
+    source="issue 4, chaos suite",
+)
+async def refused_early(router: Router) -> Outcome:
+    async with stage(router, workers=1) as at:
+        at.workers[0].fault = Fault(Kind.EARLY_RESPONSE, status=413)
+        answers = [await at.client.ask("x" * 5_000_000) for _ in range(5)]
+        return Outcome(tally(answers) == "5×413", tally(answers))
+
+
+@scenario(
+    fault="a worker sends a 100 and a 103 before its answer",
+    right="the answer gets through",
+    source="issue 4, chaos suite",
+)
+async def interim_answers(router: Router) -> Outcome:
+    async with stage(router, workers=1) as at:
+        at.workers[0].fault = Fault(Kind.INTERIM)
+        answers = await at.client.ask_in_turn(5)
+        return Outcome(lost(answers) == 0, tally(answers))
+
+
+@scenario(
     fault="a worker answers with a header of 1 MB",
     right="an error that the client can read, and the next good answer gets through",
     source="issue 4, part 7",
@@ -180,6 +218,9 @@ WRONG_ANSWERS = (
     all_queues_full,
     internal_errors,
     garbage,
+    more_than_promised,
+    refused_early,
+    interim_answers,
     huge_answer_header,
     huge_answer,
 )
