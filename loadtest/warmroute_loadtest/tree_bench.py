@@ -21,6 +21,7 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 from warmroute_router.blocks import BLOCK_BYTES, BLOCK_TOKENS, PromptBlocks
+from warmroute_router.config import WorkerSpec
 from warmroute_router.fleet import Fleet, State
 from warmroute_router.policies import POLICIES
 from warmroute_router.prompt import read_prompt
@@ -108,8 +109,9 @@ def _peak() -> int:
 
 
 def _routing() -> Routing:
-    fleet = Fleet(tuple(f"http://worker-{index}:8000" for index in range(WORKERS)))
-    for worker in fleet.workers:
+    fleet = Fleet()
+    for index in range(WORKERS):
+        worker = fleet.add(WorkerSpec(f"http://worker-{index}:8000"))
         worker.state = State.READY
         worker.retention.start_at(WORKER_BLOCKS)
     return Routing(fleet, PrefixTree(MAX_TREE_BLOCKS), "cache_aware", POLICIES["cache_aware"]())

@@ -4,7 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from enum import Enum
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
@@ -32,8 +32,16 @@ class Assignment(NamedTuple):
     number: int
     config: RouterConfig
     listeners: Numbers
-    counts_path: Path
-    changes_path: Path
+    folder: Path
+    """Where the processes have what they share, and nothing else is."""
+
+    @property
+    def counts_path(self) -> Path:
+        return self.folder / "counts"
+
+    @property
+    def changes_path(self) -> Path:
+        return self.folder / "changes.json"
 
 
 class Child:
@@ -45,16 +53,20 @@ class Child:
 
     @classmethod
     async def start(cls, assignment: Assignment) -> "Child":
-        ours, theirs = Pipe()
+        """Raises OSError."""
         public, admin, gossip = assignment.listeners
-        inherited = [number for number in (*public, admin, gossip, theirs.fileno()) if number is not None]
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "warmroute_router.supervised", str(theirs.fileno())),
-            stdin=subprocess.DEVNULL,
-            pass_fds=inherited,
-            process_group=0,  # Ctrl-C is for the parent
-        )
-        theirs.close()
+        with ExitStack() as undo:
+            ours, theirs = Pipe()
+            undo.enter_context(ours)
+            with theirs:
+                inherited = [number for number in (*public, admin, gossip, theirs.fileno()) if number is not None]
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "warmroute_router.supervised", str(theirs.fileno())),
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=inherited,
+                    process_group=0,  # Ctrl-C is for the parent
+                )
+            undo.pop_all()
         child = cls(process, ours)
         child._send(assignment)
         return child

@@ -25,7 +25,7 @@ class GossipConfig:
     peers: tuple[Address, ...]
     dns: Address | None
     """A name that stands for all of them, instead of `peers`."""
-    key: str
+    key: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,6 @@ from .listen import BACKLOG
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds that a client has to set up TLS."""
-GOODBYE_TIMEOUT = 5.0
-"""Seconds that it has to end it."""
 
 
 class Door:
@@ -30,11 +28,7 @@ class Door:
         self._listeners = listeners
         self._tls: dict[str, Any] = {}
         if tls is not None:
-            self._tls = {
-                "ssl": tls,
-                "ssl_handshake_timeout": HANDSHAKE_TIMEOUT,
-                "ssl_shutdown_timeout": GOODBYE_TIMEOUT,
-            }
+            self._tls = {"ssl": tls, "ssl_handshake_timeout": HANDSHAKE_TIMEOUT}
         self._state = ServerState()
         self._servers: list[asyncio.Server] = []
 
@@ -48,9 +42,8 @@ class Door:
 
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
-            create = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
-            server = await create(protocol, sock=listener, backlog=BACKLOG, **self._tls)
-            self._servers.append(server)
+            # Also where it is a Unix socket: `create_unix_server` would take its file away, from other processes too.
+            self._servers.append(await loop.create_server(protocol, sock=listener, backlog=BACKLOG, **self._tls))
 
     @property
     def requests(self) -> int:
@@ -58,7 +51,15 @@ class Door:
 
     @property
     def busy(self) -> bool:
-        return bool(self._state.connections or self._state.tasks)
+        """Whether there are answers that have not been sent to their end."""
+        return bool(
+            self._state.tasks
+            or any(connection.transport.get_write_buffer_size() for connection in self._state.connections)
+        )
+
+    @property
+    def empty(self) -> bool:
+        return not self._state.connections and not self._state.tasks
 
     def send_away(self) -> None:
         """From now on each answer closes its connection, so that clients go and find another router."""

@@ -1,4 +1,4 @@
-"""Requests that are meant for every worker: to abort one, wherever it runs, and to empty the caches (SGLang's API)."""
+"""Requests that are meant for every worker: to abort one, wherever it runs; to empty the caches (SGLang's API)."""
 
 import asyncio
 

@@ -23,6 +23,7 @@ from .config import (
     TimeoutConfig,
     TlsConfig,
 )
+from .foreign_flags import add_foreign_flags
 from .policies import POLICIES
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -48,6 +49,7 @@ def parse_config(argv: Sequence[str] | None) -> RouterConfig:
     _add_admission(parser)
     _add_security(parser)
     _add_replicas(parser)
+    add_foreign_flags(parser)
     args = parser.parse_args(argv)
     try:
         return _config(parser, args)

@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_REQUEST = 1.0
 """Seconds of the grace in which a connection that has just been made may still ask its first question."""
+_GOODBYE = 2.0
+"""Seconds that clients have to end TLS in order, once all have their answers."""
 _UNWIND = 2.0
 """Seconds that requests have to notice that their client has been cut off."""
 _POLL = 0.05
@@ -79,10 +81,12 @@ class Lifecycle:
         for door in self._doors:
             door.close()
             door.end_idle(new=False)
-        await self._idle(min(FIRST_REQUEST, self._grace))
+        await self._while(lambda door: not door.empty, min(FIRST_REQUEST, self._grace))
         for door in self._doors:
             door.end_idle(new=True)
-        await self._idle(until - asyncio.get_running_loop().time())
+        await self._while(lambda door: door.busy, until - asyncio.get_running_loop().time())
+        if not any(door.busy for door in self._doors):
+            await self._while(lambda door: not door.empty, _GOODBYE)
         await self._cut()
 
     async def _cut(self) -> None:
@@ -93,7 +97,7 @@ class Lifecycle:
         for door in self._doors:
             door.cut()
         self._ending.clear()
-        await self._idle(_UNWIND)
+        await self._while(lambda door: not door.empty, _UNWIND)
 
     async def _unless_ending(self, seconds: float) -> None:
         try:
@@ -102,9 +106,9 @@ class Lifecycle:
         except TimeoutError:
             pass
 
-    async def _idle(self, seconds: float) -> None:
-        """Until all connections are gone, or it takes too long."""
+    async def _while(self, condition: Callable[[Door], bool], seconds: float) -> None:
+        """Wait while it holds for any door, and no longer than that."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
-        while any(door.busy for door in self._doors) and loop.time() < until and not self._ending.is_set():
+        while any(map(condition, self._doors)) and loop.time() < until and not self._ending.is_set():
             await self._unless_ending(_POLL)

@@ -81,7 +81,7 @@ def _resolved(hosts: Sequence[str], port: int) -> _Hosts:
     """Each address once."""
     known: set[_Address] = set()
     resolved: _Hosts = {}
-    for host in hosts:
+    for host in dict.fromkeys(hosts):
         with _naming_host(host, port):
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         addresses = [_Address(family, str(name[0]), tuple(map(int, name[2:]))) for family, _, _, _, name in found]

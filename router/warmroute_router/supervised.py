@@ -6,11 +6,13 @@ connection ends, the parent has been killed, and this process follows it.
 
 import asyncio
 import os
+import shutil
 import sys
 import threading
 import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import uvloop
 
@@ -39,7 +41,7 @@ def main() -> int:
     except CannotStart as error:
         _tell(parent, str(error))
         return 1
-    return 0 if uvloop.run(_serve(process, parent)) else 1
+    return 0 if uvloop.run(_serve(process, parent, assignment.folder)) else 1
 
 
 def _build(assignment: Assignment) -> Process:
@@ -48,9 +50,9 @@ def _build(assignment: Assignment) -> Process:
     return Process(assignment.config, listeners, shared=shared, changes_path=assignment.changes_path)
 
 
-async def _serve(process: Process, parent: Connection) -> bool:
-    obeying = threading.Thread(target=_obey, args=(parent, process, asyncio.get_running_loop()), daemon=True)
-    obeying.start()
+async def _serve(process: Process, parent: Connection, folder: Path) -> bool:
+    arguments = (parent, process, folder, asyncio.get_running_loop())
+    threading.Thread(target=_obey, args=arguments, daemon=True).start()
     return await process.lifecycle.run(lambda: _tell(parent, process.workers))
 
 
@@ -60,7 +62,7 @@ def _tell(parent: Connection, message: object) -> None:
         parent.send(message)
 
 
-def _obey(parent: Connection, process: Process, loop: asyncio.AbstractEventLoop) -> None:
+def _obey(parent: Connection, process: Process, folder: Path, loop: asyncio.AbstractEventLoop) -> None:
     """Runs in a thread of its own, so that a scrape keeps no request waiting for long."""
     try:
         while True:
@@ -71,6 +73,7 @@ def _obey(parent: Connection, process: Process, loop: asyncio.AbstractEventLoop)
                 lifecycle = process.lifecycle
                 loop.call_soon_threadsafe(lifecycle.stop if order is Order.STOP else lifecycle.end)
     except (EOFError, OSError):
+        shutil.rmtree(folder, ignore_errors=True)  # as the parent would have done
         with suppress(RuntimeError):  # where the loop has ended already
             loop.call_soon_threadsafe(process.lifecycle.end)
         time.sleep(LAST_MOMENT)

@@ -56,7 +56,8 @@ def supervise(config: RouterConfig, listeners: Sequence[Listeners]) -> int:
     registry.register(reports)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmroute-")))
-        counts = SharedCounts.create(folder / "counts", config.processes)
+        assigned = assignments(config, listeners, folder)
+        counts = SharedCounts.create(assigned[0].counts_path, config.processes)
         stack.callback(counts.close)
         with starting():
             metrics_url = stack.enter_context(
@@ -66,7 +67,7 @@ def supervise(config: RouterConfig, listeners: Sequence[Listeners]) -> int:
         def announce(workers: int) -> None:
             print(announcement(config, listeners, workers, metrics_url), flush=True)
 
-        supervisor = Supervisor(assignments(config, listeners, folder), listeners, counts, reports, announce)
+        supervisor = Supervisor(assigned, listeners, counts, reports, announce)
         return asyncio.run(supervisor.run(config.shutdown_delay + config.shutdown_grace))
 
 
@@ -81,8 +82,7 @@ def assignments(config: RouterConfig, listeners: Sequence[Listeners], folder: Pa
                 gossip=gossip,
             ),
             listeners=own.numbers,
-            counts_path=folder / "counts",
-            changes_path=folder / "changes.json",
+            folder=folder,
         )
         for number, (own, gossip) in enumerate(zip(listeners, _gossip(config, listeners), strict=True))
     ]
@@ -141,9 +141,10 @@ class Supervisor:
                 await asyncio.gather(*keeping)
             except ChildFailed as failure:
                 return failure.code
-            finally:
-                for task in keeping:
-                    task.cancel()
+            finally:  # where one could not start, the others shall not either
+                self._stopping.set()
+                for child in self._children.values():
+                    child.kill()
                 await asyncio.gather(*keeping, return_exceptions=True)
         return 0
 
@@ -153,45 +154,47 @@ class Supervisor:
         pause = FIRST_PAUSE
         while not self._stopping.is_set():
             began = loop.time()
-            child = await Child.start(assignment)
             try:
-                code = await self._watch(assignment.number, child)
-            finally:
-                await self._clean_up(assignment.number, child)
+                end = await self._run_one(assignment)
+            except (OSError, CannotStart) as error:
+                if assignment.number not in self._served:
+                    raise CannotStart(str(error)) from error
+                end = f"cannot start: {error}"
             if self._stopping.is_set():
                 return
-            if code > 0 and assignment.number not in self._served:
-                raise ChildFailed(code)
-            logger.warning("process %d (pid %d) %s: starting another", assignment.number, child.pid, _end(code))
+            logger.warning("process %d %s; starting another", assignment.number, end)
             if loop.time() - began > SOON:
                 pause = FIRST_PAUSE
             else:
                 await self._unless_stopping(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
 
-    async def _watch(self, number: int, child: Child) -> int:
-        """Until it ends; gives the exit code."""
-        self._children[number] = child
-        if self._stopping.is_set():  # while it was being started
-            child.order(Order.STOP)
+    async def _run_one(self, assignment: Assignment) -> str:
+        """Until it ends; says how. Raises CannotStart, and OSError where the system does not start processes."""
+        number = assignment.number
+        child = self._children[number] = await Child.start(assignment)
         try:
+            if self._stopping.is_set():  # while it was being started
+                child.order(Order.STOP)
             workers = await child.started()
-        except CannotStart as error:
-            if number not in self._served:
-                raise
-            logger.error("process %d cannot start: %s", number, error)
-            workers = None
-        if workers is not None:
-            await asyncio.to_thread(self._reports.add, number, child)  # which may wait for a scrape
-            if number not in self._served:
-                self._served.add(number)
-                if len(self._served) == len(self._assignments):
-                    self._announce(workers)
-        return await child.ended()
+            if workers is not None:
+                await self._has_started(number, child, workers)
+            code = await child.ended()
+        finally:
+            await self._clean_up(number, child)
+        if code > 0 and number not in self._served:
+            raise ChildFailed(code)
+        return f"(pid {child.pid}) {_end(code)}"
+
+    async def _has_started(self, number: int, child: Child, workers: int) -> None:
+        await asyncio.to_thread(self._reports.add, number, child)  # which may wait for a scrape
+        if number not in self._served:
+            self._served.add(number)
+            if len(self._served) == len(self._assignments):
+                self._announce(workers)
 
     async def _clean_up(self, number: int, child: Child) -> None:
-        """Also where it has not ended by itself, since another could not start."""
-        child.kill()
+        child.kill()  # it may have said that it cannot start, and not have ended yet
         await child.ended()
         del self._children[number]
         await asyncio.to_thread(self._reports.remove, number)

@@ -166,6 +166,15 @@ async def test_a_large_body_in_the_same_read_does_not_count_as_head() -> None:
         assert [len(seen.body) for seen in router.seen] == [200_000, 200_000, 0]
 
 
+async def test_whole_heads_in_the_same_read_do_not_count_as_the_next_one() -> None:
+    long = GET + b"X-Long: " + b"a" * 40_000 + b"\r\n\r\n"
+    async with hostile() as router, router.connected() as (reader, writer):
+        writer.write(long + long + GET)
+        await until(lambda: len(router.seen) == 2)
+        writer.write(CLOSE)
+        assert (await reader.read(-1)).count(b"HTTP/1.1 200 OK") == 3
+
+
 @pytest.mark.parametrize(
     "filler", [b"X-T: " + b"t" * 5000, b"t" * 5000, b"X-T: t\r\n"], ids=["trailer", "extension", "trailers"]
 )
@@ -238,10 +247,12 @@ async def test_blank_lines_do_not_keep_a_connection_open() -> None:
 
 @pytest.mark.parametrize("start", [POST + b"Content-Length: 9\r\n\r\n", CHUNKED], ids=["length", "chunked"])
 async def test_a_body_that_is_too_slow_gets_a_408_and_counts_as_a_client_that_left(start: bytes) -> None:
-    async with hostile(limits=HASTY) as router:
-        answer = await router.send(start + b"5\r\n")
-        assert_refused(answer, 408, "request_timeout")
+    limits = HASTY | {"linger_pause": 60}
+    async with hostile(limits=limits) as router, router.connected() as (reader, writer):
+        writer.write(start + b"5\r\n")
+        assert_refused(await reader.read(-1), 408, "request_timeout")
         assert router.seen == []
+        # At once: the connection still lingers.
         await until(lambda: router.router.app.proxy.refused[499] == 1)
 
 
@@ -635,6 +646,11 @@ async def test_what_follows_a_request_that_closes_is_not_served() -> None:
         answer = await router.send(GET + CLOSE + GET + b"\r\n")
         assert answer.count(b"HTTP/1.1 ") == 1
         assert len(router.seen) == 1
+
+        head = POST + b"Content-Length: 9\r\n"
+        answer = await router.send(head + CLOSE + b"123", b"456789" + head + b"\r\n123")
+        assert answer.count(b"HTTP/1.1 ") == 1
+        assert [seen.body for seen in router.seen[1:]] == [b"123456789"]
 
 
 UPGRADE = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"

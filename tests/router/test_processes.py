@@ -157,7 +157,7 @@ async def test_a_process_that_is_killed_costs_its_own_connections_and_is_replace
         served.process.send_signal(signal.SIGTERM)
         code, out, err = await served.end()
         assert (code, out) == (0, "")
-        assert f"(pid {victim}) was killed by SIGKILL: starting another\n" in err
+        assert f"(pid {victim}) was killed by SIGKILL; starting another\n" in err
 
 
 async def test_a_process_that_does_not_report_counts_with_its_last_report() -> None:
@@ -215,7 +215,8 @@ async def test_sigterm_lets_the_streams_of_all_processes_end_and_leaves_nothing(
     ):
         pids = await running(served, 2)
         assert all(clients(pid, served.port) for pid in pids)
-        served.process.send_signal(signal.SIGTERM)
+        for pid in (*pids, served.process.pid):  # as systemd does it: the processes do not take it for a second one
+            os.kill(pid, signal.SIGTERM)
         async with asyncio.timeout(PATIENCE):
             while await accepts(served.port):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -244,14 +245,16 @@ async def test_a_second_signal_ends_all_processes_at_once() -> None:
         assert not any(alive(pid) for pid in pids)
 
 
-async def test_a_parent_that_is_killed_takes_its_processes_with_it() -> None:
+async def test_a_parent_that_is_killed_takes_its_processes_with_it(tmp_path: Path) -> None:
     async with (
         Peer(answering(response(b"engine"))).listening() as peer,
-        serving("--worker-urls", peer.url, "--processes", "2") as served,
+        serving("--worker-urls", peer.url, "--processes", "2", env={"TMPDIR": str(tmp_path)}) as served,
     ):
         pids = await running(served, 2)
+        assert len(os.listdir(tmp_path)) == 1
         served.process.kill()
         await until(lambda: not any(alive(pid) for pid in pids), PATIENCE)
+        assert os.listdir(tmp_path) == []
 
 
 async def test_a_worker_added_by_api_is_known_to_all_processes() -> None:

@@ -357,6 +357,29 @@ async def test_what_has_not_ended_within_the_grace_is_cut_and_counted() -> None:
 
 
 @pytest.mark.anyio
+async def test_requests_that_wait_in_the_queue_are_cut_too() -> None:
+    worker = Streaming()
+    limits = ("--max-concurrent-requests", "1", "--shutdown-grace-period-secs", "0.2")
+    async with (
+        worker.peer.listening(),
+        serving("--worker-urls", worker.peer.url, *limits) as served,
+        httpx.AsyncClient() as client,
+        streaming(served, client) as (_, pieces),
+    ):
+        waiting = asyncio.create_task(client.get(served.url + "/x"))
+        async with asyncio.timeout(PATIENCE):
+            while "warmroute_queued_requests 1.0" not in (await client.get(served.metrics_url)).text:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        served.process.send_signal(signal.SIGTERM)
+        for cut in (anext(pieces), waiting):
+            with pytest.raises(httpx.RemoteProtocolError):
+                await cut
+        code, out, err = await served.end()
+        assert (code, out, err.count("\n")) == (0, "", 1), err
+        assert err.endswith(" requests cut off before their end: 2\n")
+
+
+@pytest.mark.anyio
 async def test_a_second_signal_ends_it_at_once() -> None:
     worker = Streaming()
     async with (

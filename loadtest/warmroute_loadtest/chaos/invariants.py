@@ -8,19 +8,28 @@ from dataclasses import replace
 import httpx
 
 from .clients import GoodClient, Outcome, Result
+from .fault_worker import FaultWorker
 from .record import Record
 from .router_process import RouterProcess
 from .schedule import RECOVERY, make_call
 
 MOST_GROWTH = 20 << 20
 """Bytes by which the second half of a run may make the router larger."""
+_STEADY = 50
+"""Seconds that a run must take for that: clients that stay, stay for 30 s, so before that there are ever more."""
 _PATIENCE = 20.0
 """Seconds in which it has to come to rest: idle connections are kept for 4 s, an open breaker heals in 1 s."""
 _LOOK = 0.25
 _BATCH = 100
 _AT_A_TIME = 10
 
-_LEFT_OVER = ("warmroute_in_flight_requests", "warmroute_waiting_tokens", "warmroute_queued_requests")
+_LEFT_OVER = (
+    "warmroute_in_flight_requests",
+    "warmroute_waiting_tokens",
+    "warmroute_queued_requests",
+    "warmroute_admitted_requests",
+    "warmroute_held_body_bytes",
+)
 _WELL = ("warmroute_worker_up", "warmroute_breaker_closed")
 
 Check = Callable[[], Awaitable[str]]
@@ -28,21 +37,22 @@ Check = Callable[[], Awaitable[str]]
 
 
 def check_memory(record: Record) -> None:
+    if len(record.footprints) < _STEADY:
+        return
     half = len(record.footprints) // 2
     growth = record.footprints[-1].rss - record.footprints[half].rss
     if growth > MOST_GROWTH:
         record.complaints.append(f"the router grew by {growth / 2**20:.0f} MB in the second half of the run")
 
 
-async def check_rest(record: Record, router: RouterProcess, workers: list[str]) -> None:
-    """`workers`: their names."""
+async def check_rest(record: Record, router: RouterProcess, workers: list[FaultWorker]) -> None:
     if not router.running:
         record.complaints.append("the router has ended")
         return
     await _come_true(record, lambda: _not_up(router, len(workers)))
     await asyncio.sleep(RECOVERY)  # breakers close by requests alone, and no sooner than this
-    record.complaints += _judge_batch(await _final_batch(router), workers)
-    await _come_true(record, lambda: _not_at_rest(router))
+    record.complaints += _judge_batch(await _final_batch(router), {worker.name for worker in workers})
+    await _come_true(record, lambda: _not_at_rest(router, workers))
     await _come_true(record, lambda: _not_given_back(record, router, len(workers)))
     record.retries = sum((await router.metrics()).get("warmroute_retries_total", {}).values())
 
@@ -80,20 +90,21 @@ async def _final_batch(router: RouterProcess) -> list[Result]:
     return [result for share in await asyncio.gather(*map(ask, range(_AT_A_TIME))) for result in share]
 
 
-def _judge_batch(results: list[Result], workers: list[str]) -> list[str]:
+def _judge_batch(results: list[Result], workers: set[str]) -> list[str]:
     bad = [result for result in results if result.outcome is not Outcome.ANSWERED]
     complaints = [f"{len(bad)} of the last {_BATCH} requests failed, the first one so: {bad[0]}"] if bad else []
-    missing = set(workers) - {result.worker for result in results}
+    missing = workers - {result.worker for result in results}
     if missing:
         complaints.append(f"none of the last {_BATCH} requests reached {', '.join(sorted(missing))}")
     return complaints
 
 
-async def _not_at_rest(router: RouterProcess) -> str:
+async def _not_at_rest(router: RouterProcess, workers: list[FaultWorker]) -> str:
     metrics = await router.metrics()
     left = [f"{name} {values}" for name in _LEFT_OVER if any((values := metrics.get(name, {})).values())]
     ill = [f"{name} {values}" for name in _WELL if not all((values := metrics.get(name, {})).values())]
-    return "; ".join([*left, *ill])
+    busy = [f"{worker.name} still has {worker.concurrent} requests" for worker in workers if worker.concurrent]
+    return "; ".join([*left, *ill, *busy])
 
 
 async def _not_given_back(record: Record, router: RouterProcess, workers: int) -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from .clients import GoodClient
 from .fault_worker import FaultWorker
-from .faults import GOOD, Fault
+from .faults import GOOD, Fault, Kind
 from .invariants import check_memory, check_rest
 from .judge import judge
 from .record import Record
@@ -62,8 +62,8 @@ class _Run:
         self._loop = asyncio.get_running_loop()
 
     async def run(self, clients: int) -> None:
-        names = [worker.name for worker in self._workers]
         self.record.footprints.append(self._router.footprint())
+        await self._fill_buffers(clients)
         self._begun = self._loop.time()
         misdeeds = [asyncio.create_task(self._misbehave(misdeed)) for misdeed in self._schedule.misdeeds]
         sampling = asyncio.create_task(self._sample())
@@ -80,7 +80,20 @@ class _Run:
             if isinstance(end, BaseException) and not isinstance(end, asyncio.CancelledError):
                 raise end
         check_memory(self.record)
-        await check_rest(self.record, self._router, names)
+        await check_rest(self.record, self._router, self._workers)
+
+    async def _fill_buffers(self, clients: int) -> None:
+        """The longest answers to all clients at once: no later moment needs more memory than this one."""
+        for worker in self._workers:
+            worker.fault = Fault(Kind.HUGE)
+        await asyncio.gather(*(self._take_much(number) for number in range(clients)))
+        for worker in self._workers:
+            worker.fault = GOOD
+
+    async def _take_much(self, number: int) -> None:
+        client = GoodClient(self._router.port)
+        await client.ask(make_call(random.Random(number), f"much-{number}"))
+        client.close()
 
     async def _until(self, at: float) -> None:
         await asyncio.sleep(self._begun + at - self._loop.time())

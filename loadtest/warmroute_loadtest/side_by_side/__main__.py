@@ -54,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             results = _load()
             results.setdefault(scenario.name, {})[router.name] = cell
             _save(results)
+    if not results:
+        sys.exit("nothing has been measured yet")
     if args.markdown:
         print(markdown(THEMES, list(ROUTERS.values()), results))
     if args.write_docs:
@@ -113,8 +115,9 @@ def _section(results: dict[str, dict[str, Cell]]) -> str:
         f"{os.cpu_count()} CPU cores, {platform.system()} {platform.machine()}, Python {platform.python_version()}"
     )
     intro = (
-        f"Measured {days(results)} by `python -m warmroute_loadtest.side_by_side` on {machine}: mock workers, one\n"
-        "router process at a time with its default flags and what the row names, one run each."
+        f"Measured {days(results)} by `python -m warmroute_loadtest.side_by_side` on {machine}:\n"
+        "mock workers, and one router process at a time, with its default flags and those that the row names; one run\n"
+        "each. ✓ says that what was measured is what the column *right* asks for. `scripts/rivals` installs the others."
     )
     return f"{intro}\n\n{markdown(THEMES, list(ROUTERS.values()), results)}"
 
