@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import orjson
 from warmroute_router.blocks import BYTES_PER_TOKEN
 from warmroute_router.config import TimeoutConfig, WorkerSpec
-from warmroute_router.connection import Connection
 from warmroute_router.errors import ConnectFailed, ConnectionLost
-from warmroute_router.pool import Pool
+from warmroute_router.upstream.connection import Connection
+from warmroute_router.upstream.pool import Pool
 
 from .traces import Trace, TraceRequest
 

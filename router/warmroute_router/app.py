@@ -14,7 +14,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from .admin import AdminApi
-from .admission import Admission
+from .admission.admission import Admission
+from .admission.shared_counts import SharedCounts
 from .config import KeyConfig, RouterConfig, WorkerSpec
 from .discovery.allow_list import AllowList
 from .discovery.changes import Changes
@@ -41,11 +42,10 @@ from .replicas.peers import Peers
 from .replicas.state_file import StateFile
 from .retries import Retries
 from .routing import Routing
-from .shared_counts import SharedCounts
 from .tls import ReloadingContext, worker_context
 from .tree import MAX_TREE_BLOCKS, PrefixTree
 from .types import ASGIApp, Receive, Scope, Send
-from .worker_client import Unanswered, WorkerClient
+from .upstream.worker_client import Unanswered, WorkerClient
 
 MODELS_TIMEOUT = 5.0
 """Seconds that a worker has to name its models."""

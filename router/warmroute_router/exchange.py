@@ -9,8 +9,7 @@ the head of a stream long before they have anything to say. After it nothing is 
 import asyncio
 import logging
 
-from .admission import Admission
-from .connection import Connection
+from .admission.admission import Admission
 from .errors import (
     ClientLeft,
     ConnectFailed,
@@ -30,6 +29,7 @@ from .prompt import read_prompt
 from .retries import DECLINING, Retries, is_repeatable
 from .routing import Placement, Routing
 from .types import Headers, Receive, Scope, Send
+from .upstream.connection import Connection
 from .usage import UsageReader
 from .usage_injection import UsageFilter, ask_for_usage
 
@@ -264,7 +264,10 @@ class Exchange:
 def target_head(scope: Scope, worker: Worker, lines: list[bytes]) -> bytes:
     """The head of a request as `worker` gets it; `lines` are its headers (`headers.request_headers`)."""
     query = scope["query_string"]
-    target = worker.pool.path_prefix + scope["raw_path"] + (b"?" + query if query else b"")
+    path = scope["raw_path"]
+    if path != b"*":  # of OPTIONS: the server itself
+        path = worker.pool.path_prefix + path
+    target = path + (b"?" + query if query else b"")
     request_line = b"%b %b HTTP/1.1" % (scope["method"].encode("ascii"), target)
     if worker.spec.api_key is not None:
         lines = _with_key(lines, worker.spec.api_key)

@@ -12,7 +12,7 @@ from .backlog import Backlog, Prefill
 from .calibration import Retention
 from .config import BreakerConfig, TimeoutConfig, WorkerSpec
 from .guard import Guard
-from .pool import Pool
+from .upstream.pool import Pool
 
 
 class State(StrEnum):

@@ -7,10 +7,10 @@ import time
 
 from .blocks import BLOCK_TOKENS
 from .config import HealthConfig
-from .engine import ask_engine
 from .fleet import State, Worker
 from .routing import Routing
-from .worker_client import Unanswered, WorkerClient
+from .upstream.engine import ask_engine
+from .upstream.worker_client import Unanswered, WorkerClient
 
 logger = logging.getLogger(__name__)
 

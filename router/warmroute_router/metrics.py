@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from . import __version__
-from .admission import Admission
+from .admission.admission import Admission
 from .blocks import BLOCK_TOKENS
 from .fleet import State, Worker
 from .proxy import Proxy

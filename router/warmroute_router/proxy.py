@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from .admission import Admission
+from .admission.admission import Admission
 from .body import Bodies
 from .errors import ClientLeft, RequestError, send_error
 from .exchange import CLIENT_LEFT, Exchange

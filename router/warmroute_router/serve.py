@@ -11,21 +11,21 @@ import uvicorn
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from .admission.shared_counts import SharedCounts
 from .app import RouterApp
 from .config import RouterConfig
-from .descriptors import raise_limit
-from .door import Door
 from .flags import parse_config
-from .http_protocol import GuardedProtocol
-from .lifecycle import Lifecycle
-from .listen import check_backlog
-from .listeners import Listeners, opened
 from .metrics import build_registry
-from .metrics_server import metrics_served
-from .shared_counts import SharedCounts
-from .signals import await_loop, obeying_signals
+from .processes.supervisor import supervise
+from .serving.descriptors import raise_limit
+from .serving.door import Door
+from .serving.http_protocol import GuardedProtocol
+from .serving.lifecycle import Lifecycle
+from .serving.listen import check_backlog
+from .serving.listeners import Listeners, opened
+from .serving.metrics_server import metrics_served
+from .serving.signals import await_loop, obeying_signals
 from .start import CannotStart, announcement, starting
-from .supervisor import supervise
 from .tls import ReloadingContext, server_context
 from .types import ASGIApp
 
@@ -51,7 +51,10 @@ def set_up_logging(level: str, prefix: str = "") -> None:
     """prefix: tells several processes apart."""
     logging.basicConfig(level=level.upper(), format=f"%(asctime)s %(levelname)s {prefix}%(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of each odd request, at length
+    server = logging.getLogger("uvicorn.error")
+    server.setLevel(logging.ERROR)  # it warns of each odd request, at length
+    # An answer that broke off is cut on purpose, and has been logged with its worker.
+    server.addFilter(lambda record: "without completing" not in record.getMessage())
 
 
 def _serve(config: RouterConfig) -> int:

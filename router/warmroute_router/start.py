@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 from . import __version__
 from .config import RouterConfig, bracketed
-from .listen import url_of
-from .listeners import Listeners
+from .serving.listen import url_of
+from .serving.listeners import Listeners
 
 
 class CannotStart(Exception):  # noqa: N818 - says it already

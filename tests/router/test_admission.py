@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from warmroute_router.admission import Admission
+from warmroute_router.admission.admission import Admission
+from warmroute_router.admission.shared_counts import SharedCounts
 from warmroute_router.config import AdmissionConfig
 from warmroute_router.errors import RequestError
-from warmroute_router.shared_counts import SharedCounts
 
 pytestmark = pytest.mark.anyio
 

@@ -10,9 +10,9 @@ from support.worker import running_worker
 from warmroute_router import health
 from warmroute_router.blocks import BLOCK_TOKENS, hash_blocks
 from warmroute_router.config import HealthConfig, TlsConfig, WorkerSpec
-from warmroute_router.engine import NOTHING, EngineReport, ask_engine, read_report
 from warmroute_router.tls import worker_context
-from warmroute_router.worker_client import WorkerClient
+from warmroute_router.upstream.engine import NOTHING, EngineReport, ask_engine, read_report
+from warmroute_router.upstream.worker_client import WorkerClient
 
 pytestmark = pytest.mark.anyio
 

@@ -125,6 +125,10 @@ def test_each_flag_sets_what_it_is_for(flags: str, path: str, value: object) -> 
         ("--worker-urls a --health-check-endpoint x", "argument --health-check-endpoint: 'x' is not a path"),
         ("--worker-urls a --api-key k\u00e9", "argument --api-key: the key has characters that no header can carry"),
         ("--worker-urls a --service-discovery", "argument --service-discovery: not there yet: give --worker-dns"),
+        (
+            "--worker-urls a --processes 2 --peers-dns b --gossip-key k",
+            "--peers-dns finds one router per address: with --processes, give --peers with all ports",
+        ),
         ("--prefill http://a 1 --decode http://b", "argument --prefill: prefill and decode on different workers"),
     ],
 )

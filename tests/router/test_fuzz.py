@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from support.peer import STREAM_HEAD, Peer, PeerConnection, chunk, response
 from support.router import CONFIG, RunningRouter, running_router, until
 from warmroute_router.config import RetryConfig
-from warmroute_router.http_protocol import GuardedProtocol
 from warmroute_router.prompt import Prompt, read_prompt
+from warmroute_router.serving.http_protocol import GuardedProtocol
 from warmroute_router.usage import Usage, UsageReader
 from warmroute_router.usage_injection import UsageFilter, ask_for_usage
 

@@ -16,7 +16,8 @@ import uvicorn
 from support.peer import STREAM_HEAD, Handler, Peer, PeerConnection, answering, chunk, response
 from support.router import CONFIG, RunningRouter, running_router, until
 from uvicorn.server import ServerState
-from warmroute_router.http_protocol import MAX_HEAD, MAX_HEADERS, MAX_PIPELINED, MAX_TARGET, GuardedProtocol
+from warmroute_router.serving.http_head import MAX_HEAD, MAX_HEADERS, MAX_TARGET
+from warmroute_router.serving.http_protocol import MAX_PIPELINED, GuardedProtocol
 from warmroute_router.types import ASGIApp, Receive, Scope, Send
 
 pytestmark = pytest.mark.anyio
@@ -275,7 +276,7 @@ async def test_no_deadline_runs_while_an_answer_does() -> None:
 
     async with hostile(slow, limits=HASTY) as router, router.connected() as (reader, writer):
         writer.write(GET + b"\r\n" + POST + b"Content-Length: 9\r\n\r\n123")
-        await reader.readuntil(b"a\r\n")
+        await reader.readuntil(b"\r\n\r\n1\r\na\r\n")
         await asyncio.sleep(0.3)
         release.set()
         answer = await reader.readuntil(b"0\r\n\r\n")
@@ -627,7 +628,7 @@ async def test_an_error_during_a_stream_waits_for_the_streams_end() -> None:
 
     async with hostile(slow) as router, router.connected() as (reader, writer):
         writer.write(GET + b"\r\n")
-        await reader.readuntil(b"a\r\n")
+        await reader.readuntil(b"\r\n\r\n1\r\na\r\n")
         writer.write(b"nonsense\r\n" + b"x" * 1_000_000)
         await until(lambda: router.connections[0]._deaf)
         going_on.set()

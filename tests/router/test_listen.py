@@ -12,11 +12,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from warmroute_router import listen as listen_module
 from warmroute_router.config import AdmissionConfig
-from warmroute_router.descriptors import needed_for
-from warmroute_router.listen import BACKLOG, check_backlog, listen, listen_here, url_of
-from warmroute_router.unix_socket import listening_at
+from warmroute_router.serving import listen as listen_module
+from warmroute_router.serving.descriptors import needed_for
+from warmroute_router.serving.listen import BACKLOG, check_backlog, listen, listen_here, url_of
+from warmroute_router.serving.unix_socket import listening_at
 
 with_ipv6 = pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")
 
@@ -279,7 +279,7 @@ def test_a_backlog_that_the_kernel_cuts_is_told(
 RAISE = """
 import logging, resource, sys
 from warmroute_router.config import AdmissionConfig
-from warmroute_router.descriptors import raise_limit
+from warmroute_router.serving.descriptors import raise_limit
 logging.basicConfig(format="%(message)s")
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
 raise_limit(AdmissionConfig(max_concurrent_requests=100, queue_size=22))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
-from warmroute_router.metrics_sum import SUMMED_GAUGES, Report, Total, summed
+from warmroute_router.processes.metrics_sum import SUMMED_GAUGES, Report, Total, summed
 
 WORKERS = ("http://a", "http://b", "http://c")
 LOADS = sorted(SUMMED_GAUGES)

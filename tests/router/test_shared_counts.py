@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from warmroute_router.shared_counts import SharedCounts, draw_token
+from warmroute_router.admission.shared_counts import SharedCounts, draw_token
 
 CHILD = """
 import sys
 from pathlib import Path
-from warmroute_router.shared_counts import SharedCounts
+from warmroute_router.admission.shared_counts import SharedCounts
 
 counts = SharedCounts(Path(sys.argv[1]), int(sys.argv[2]))
 print("ready", flush=True)

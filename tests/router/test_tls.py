@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from warmroute_router.config import TlsConfig, WorkerSpec
 from warmroute_router.tls import ReloadingContext, server_context, worker_context
-from warmroute_router.worker_client import Answer, Unanswered, WorkerClient
+from warmroute_router.upstream.worker_client import Answer, Unanswered, WorkerClient
 
 pytestmark = pytest.mark.anyio
 

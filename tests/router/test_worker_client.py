@@ -8,7 +8,7 @@ import pytest
 from support.peer import STREAM_HEAD, Handler, Peer, PeerConnection, answering, chunk, response
 from warmroute_router.config import TlsConfig, WorkerSpec
 from warmroute_router.tls import worker_context
-from warmroute_router.worker_client import Answer, Unanswered, WorkerClient
+from warmroute_router.upstream.worker_client import Answer, Unanswered, WorkerClient
 
 pytestmark = pytest.mark.anyio
 

@@ -77,9 +77,7 @@ class PrefixTree:
             newer = node
         self._tidy(steps)
 
-    def retract(
-        self, hashes: "array[int]", worker: int, reading: float, before: Sequence[tuple[int, float]]
-    ) -> None:
+    def retract(self, hashes: "array[int]", worker: int, reading: float, before: Sequence[tuple[int, float]]) -> None:
         """Take back what `insert` noted at this `reading`, where nobody has used it since.
 
         `before`: `Path.readings` of `worker` when the prompt was inserted.

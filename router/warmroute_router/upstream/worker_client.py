@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from .config import WorkerSpec, bracketed
+from ..config import WorkerSpec, bracketed
 
 _LONGEST_REASON = 200
 """Characters: of what is no HTTP, the error quotes all that came."""

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from .config import bracketed
+from ..config import bracketed
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from .config import WorkerSpec
+from ..config import WorkerSpec
 from .worker_client import Unanswered, WorkerClient
 
 _TIMEOUT = 2.0

@@ -6,7 +6,6 @@ and the connection ends: behind a broken message nobody can say where the next o
 """
 
 import asyncio
-import re
 import socket
 from contextlib import suppress
 from types import SimpleNamespace
@@ -15,29 +14,22 @@ from typing import cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from .errors import RequestError
-from .types import Headers
+from ..errors import RequestError
+from .http_head import (
+    MAX_HEAD,
+    MAX_HEADERS,
+    MAX_TARGET,
+    check_head,
+    head_too_large,
+    invalid,
+    target_too_long,
+    too_slow,
+)
 
-MAX_TARGET = 8 * 1024
-"""Bytes of the request line's target."""
-MAX_HEAD = 64 * 1024
-"""Bytes of a head, and of what a chunked body may have beside its data at a stretch: extensions and trailers."""
-MAX_HEADERS = 256
 MAX_PIPELINED = 64
 """Requests that may wait on one connection for the answer before theirs."""
 
 _IDLE, _HEAD, _BODY = range(3)
-
-_ORIGIN = re.compile(rb"https?://[^/?#\\]+", re.IGNORECASE)
-_SEPARATOR = rb"(?:[/\\;]|%2f|%5c)"
-_BAD_PATH = re.compile(
-    # Dot segments as any server may read them, backslashes, encoded control characters.
-    rb"%b(?:\.|%%2e){1,2}(?:%b|$)|\\|%%[01][0-9a-f]|%%7f" % (_SEPARATOR, _SEPARATOR),
-    re.IGNORECASE,
-)
-
-# Where there are two of these, two readers may go by different ones.
-_ONCE = (b"host", b"authorization", b"content-length", b"transfer-encoding")
 
 # How to notice a client whose machine is gone. Linux has all of them, others not.
 _KEEP_ALIVE = [
@@ -102,7 +94,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 rest = self._decline_upgrade(rest[upgrade.args[0] :])
             except httptools.HttpParserError as error:
                 cause = error.__context__
-                self._refuse(cause if isinstance(cause, RequestError) else _invalid(f"{error}"))
+                self._refuse(cause if isinstance(cause, RequestError) else invalid(f"{error}"))
                 return
         if self._stage or self.cycle is None or self.cycle.response_complete:
             self._await_rest(len(data))
@@ -150,25 +142,25 @@ class GuardedProtocol(HttpToolsProtocol):
     def _check_size(self) -> None:
         """Of a whole head. Raises RequestError."""
         if len(self.url) > MAX_TARGET:
-            raise _target_too_long()
+            raise target_too_long()
         if len(self.headers) > MAX_HEADERS:
-            raise _head_too_large()
+            raise head_too_large()
         if len(self.pipeline) >= MAX_PIPELINED:
-            raise _invalid(f"more than {MAX_PIPELINED} requests wait on this connection")
+            raise invalid(f"more than {MAX_PIPELINED} requests wait on this connection")
         # A read that held more than this head tells nothing of its size: then it is counted.
         if not self._fed or self._overhead + self._fed > MAX_HEAD:
             size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
             if size > MAX_HEAD:
-                raise _head_too_large()
+                raise head_too_large()
 
     def _await_rest(self, size: int) -> None:
         """After a read at whose end something is missing."""
         self._overhead += self._fed
         self._body_received += size
         if self._stage == _HEAD and len(self.url) > MAX_TARGET:
-            self._refuse(_target_too_long())
+            self._refuse(target_too_long())
         elif self._stage and (self._overhead > MAX_HEAD or len(self.headers) > MAX_HEADERS):
-            self._refuse(_head_too_large())
+            self._refuse(head_too_large())
         else:
             if self._stage == _BODY:
                 self._close_gently_after(self.cycle)
@@ -203,7 +195,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._stage == _BODY and (left := self._body_time_left()) > 0:
             self._clock = self.loop.call_later(left, self._time_is_up)
         else:
-            self._refuse(_too_slow())
+            self._refuse(too_slow())
 
     def _body_time_left(self) -> float:
         if self.flow.read_paused:  # by the router: the client cannot go on
@@ -297,55 +289,6 @@ class GuardedProtocol(HttpToolsProtocol):
         return rest
 
 
-def check_head(method: bytes, target: bytes, version: str, headers: Headers) -> bytes:
-    """What httptools lets through and two servers may read in two ways. Names are lower case.
-
-    Returns the target in origin-form. Raises RequestError.
-    """
-    if version not in ("1.1", "1.0"):
-        raise _version_not_supported()
-    # Nearly all targets are plain: these few looks cost less than a pattern.
-    if (
-        not target.startswith(b"/")
-        or b"/." in target
-        or b"%" in target
-        or b"\\" in target
-        or b"#" in target
-        or method == b"CONNECT"
-    ):
-        target = _origin_form(method, target)
-    fields = dict(headers)
-    if len(fields) != len(headers):
-        names = [name for name, _ in headers]
-        for name in _ONCE:
-            if names.count(name) > 1:
-                raise _invalid(f"the header {name.decode()} comes more than once")
-    if b"host" not in fields and version == "1.1":
-        raise _invalid("the header host is missing")
-    coding = fields.get(b"transfer-encoding")
-    if coding is not None and (version == "1.0" or coding.strip(b" \t").lower() != b"chunked"):
-        raise _invalid("the only transfer-encoding is chunked, of HTTP/1.1")
-    return target
-
-
-def _origin_form(method: bytes, target: bytes) -> bytes:
-    """Raises RequestError. The host of an absolute URL is dropped: it does not say where a request goes here."""
-    if target == b"*" and method == b"OPTIONS":
-        return target
-    origin = _ORIGIN.match(target)
-    if origin is not None:
-        target = target[origin.end() :]
-        target = target if target.startswith(b"/") else b"/" + target
-    path = target.partition(b"?")[0]
-    if not path.startswith(b"/") or method == b"CONNECT":
-        raise _bad_target("it has to begin with / or http://")
-    if b"#" in target:
-        raise _bad_target("it has a fragment")
-    if _BAD_PATH.search(path):
-        raise _bad_target("its path has dot segments, backslashes or control characters")
-    return target
-
-
 def _tune(transport: asyncio.Transport, stall_timeout: float) -> None:
     """TCP only. uvloop has set TCP_NODELAY already."""
     sock = transport.get_extra_info("socket")
@@ -363,32 +306,3 @@ def _answer(error: RequestError) -> bytes:
     body = error.body
     head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
     return STATUS_LINE[error.status] + head + body
-
-
-def _error(status: int, message: str, code: str) -> RequestError:
-    return RequestError(status, message, type="invalid_request_error", code=code)
-
-
-def _invalid(detail: str) -> RequestError:
-    return _error(400, f"This is not a valid HTTP/1.1 request: {detail}.", "invalid_http")
-
-
-def _bad_target(detail: str) -> RequestError:
-    return _error(400, f"The request's target is not accepted: {detail}.", "bad_target")
-
-
-def _too_slow() -> RequestError:
-    return _error(408, "The request did not come in time: send it at once, and faster.", "request_timeout")
-
-
-def _target_too_long() -> RequestError:
-    return _error(414, f"The request's target is longer than {MAX_TARGET} bytes.", "target_too_long")
-
-
-def _head_too_large() -> RequestError:
-    message = f"The request's head is larger than {MAX_HEAD} bytes or {MAX_HEADERS} headers."
-    return _error(431, message, "headers_too_large")
-
-
-def _version_not_supported() -> RequestError:
-    return _error(505, "This router speaks HTTP/1.1 and 1.0.", "http_version_not_supported")

@@ -4,7 +4,7 @@ from argparse import ArgumentTypeError
 from math import isfinite
 from pathlib import Path
 
-from .config import Address, normalize_worker_url, parse_address
+from ..config import Address, normalize_worker_url, parse_address
 
 
 def address(text: str) -> Address:

@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 from xxhash import xxh3_128_digest
 
-from .config import AdmissionConfig
-from .errors import RequestError
+from ..config import AdmissionConfig
+from ..errors import RequestError
+from ..types import Headers
 from .shared_counts import SharedCounts, draw_token
-from .types import Headers
 from .waiting_line import Pace, Waiter, WaitingLine
 
 _ROOM_POLL = 0.05

@@ -3,7 +3,7 @@
 import logging
 import resource
 
-from .config import AdmissionConfig
+from ..config import AdmissionConfig
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections import OrderedDict
 
-from .errors import RequestError
+from ..errors import RequestError
 
 
 class Waiter:

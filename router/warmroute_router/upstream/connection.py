@@ -10,9 +10,9 @@ from typing import cast
 
 import httptools
 
-from .config import TimeoutConfig
-from .errors import ConnectionLost, TimedOut, UpstreamError
-from .types import Headers
+from ..config import TimeoutConfig
+from ..errors import ConnectionLost, TimedOut, UpstreamError
+from ..types import Headers
 
 HIGH_WATER = 256 * 1024
 """Bytes of one response that may wait for the client before its worker is held back."""

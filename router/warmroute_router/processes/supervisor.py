@@ -16,14 +16,14 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from ..admission.shared_counts import SharedCounts
+from ..config import Address, GossipConfig, RouterConfig
+from ..serving.listeners import Listeners
+from ..serving.metrics_server import metrics_served
+from ..serving.signals import obeying_signals
+from ..start import CannotStart, announcement, starting
 from .child import Assignment, Child, Order
-from .config import Address, GossipConfig, RouterConfig
-from .listeners import Listeners
-from .metrics_server import metrics_served
 from .reports import Reports
-from .shared_counts import SharedCounts
-from .signals import obeying_signals
-from .start import CannotStart, announcement, starting
 
 logger = logging.getLogger(__name__)
 
@@ -47,10 +47,7 @@ class ChildFailed(Exception):  # noqa: N818
 
 def supervise(config: RouterConfig, listeners: Sequence[Listeners]) -> int:
     """Until the router is stopped; gives the exit code. Raises CannotStart."""
-    if config.gossip is not None and config.gossip.dns is not None:
-        raise CannotStart(
-            "--peers-dns finds one router at each address; with --processes, give --peers with all ports"
-        )
+    assert config.gossip is None or config.gossip.dns is None, "flags see to that"
     reports = Reports()
     registry = CollectorRegistry()
     registry.register(reports)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, start_http_server
 
-from .config import bracketed
+from ..config import bracketed
 from .listen import naming
 
 

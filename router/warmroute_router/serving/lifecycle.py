@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from uvicorn.lifespan.on import LifespanOn
 
-from .app import RouterApp
+from ..app import RouterApp
 from .door import Door
 
 logger = logging.getLogger(__name__)

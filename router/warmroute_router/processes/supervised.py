@@ -1,4 +1,4 @@
-"""One of several router processes: `python -m warmroute_router.supervised FD`, started by `child.Child`.
+"""One of several router processes: `python -m warmroute_router.processes.supervised FD`, started by `child.Child`.
 
 It does what its parent says, over a connection that the two alone have: signals are for the parent. When the
 connection ends, the parent has been killed, and this process follows it.
@@ -16,12 +16,12 @@ from pathlib import Path
 
 import uvloop
 
+from ..admission.shared_counts import SharedCounts
+from ..serve import Process, set_up_logging
+from ..serving.listeners import Listeners
+from ..serving.signals import ignore_signals
+from ..start import CannotStart, starting
 from .child import Assignment, Order
-from .listeners import Listeners
-from .serve import Process, set_up_logging
-from .shared_counts import SharedCounts
-from .signals import ignore_signals
-from .start import CannotStart, starting
 
 LAST_MOMENT = 5.0
 """Seconds that a process without a parent may take to end by itself."""

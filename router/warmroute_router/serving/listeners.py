@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
-from .config import RouterConfig
+from ..config import RouterConfig
 from .listen import listen, listen_here
 from .unix_socket import listening_at
 

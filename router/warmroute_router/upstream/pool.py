@@ -7,9 +7,9 @@ import socket
 import ssl
 from urllib.parse import urlsplit
 
-from .config import TimeoutConfig, WorkerSpec, bracketed
+from ..config import TimeoutConfig, WorkerSpec, bracketed
+from ..errors import ConnectFailed, ConnectionLost, router_exhausted
 from .connection import Connection
-from .errors import ConnectFailed, ConnectionLost, router_exhausted
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""Who may go on, and who waits."""

@@ -1,0 +1,1 @@
+"""Several router processes on one port: one parent, and its children."""

@@ -1,0 +1,1 @@
+"""The way to workers: connections for requests, and the router's own questions."""
