@@ -58,7 +58,7 @@ class TimedOut(UpstreamError):  # noqa: N818
 
     def __init__(self, which: str, seconds: float) -> None:
         """`which`: as in the flag, `--WHICH-timeout-secs`."""
-        super().__init__(f"nothing came within {seconds:g} s (--{which}-timeout-secs)")
+        super().__init__(f"more than {seconds:g} s (--{which}-timeout-secs)")
         self.which = which
 
 
@@ -150,7 +150,7 @@ def _unavailable(message: str, code: str, retry_after: float = 1.0) -> RequestEr
 def worker_failed(error: UpstreamError) -> RequestError:
     """Nobody else could be asked, or none of those who were could answer."""
     if isinstance(error, TimedOut):
-        return timed_out(error.which, f"The worker was too slow: {error}.")
+        return timed_out(error.which, f"The worker took too long: {error}.")
     return RequestError(502, f"The worker failed: {error}.", type="upstream_error", code="worker_failed")
 
 

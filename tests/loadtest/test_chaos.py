@@ -255,16 +255,27 @@ def test_a_router_is_blamed_for_what_it_could_have_helped(got: Result, met: list
     assert judge(got, met, worker_was_well=False) is elsewhere
 
 
+def grown(seconds: int, growth: int, steps: int) -> Record:
+    """A record whose second half grows in so many steps."""
+    record, half = Record(seed=1), seconds // 2
+    for second in range(seconds):
+        share = max(second - half, 0) * steps // (seconds - 1 - half) / steps
+        record.footprints.append(Footprint(10, 1, rss=10**8 + round(growth * share)))
+    return record
+
+
 @pytest.mark.parametrize(
-    ("seconds", "growth", "complaints"), [(60, MOST_GROWTH, 0), (60, MOST_GROWTH + 1, 1), (10, MOST_GROWTH + 1, 0)]
+    ("seconds", "growth", "steps", "complaints"),
+    [
+        (60, MOST_GROWTH, 20, 0),
+        (60, MOST_GROWTH + 1, 20, 1),
+        (300, MOST_GROWTH + 1, 20, 1),
+        (60, MOST_GROWTH + 1, 1, 0),
+        (10, MOST_GROWTH + 1, 4, 0),
+    ],
 )
-def test_growth_in_the_second_half_of_a_long_run_is_complained_about(
-    seconds: int, growth: int, complaints: int
-) -> None:
-    record = Record(seed=1)
-    record.footprints = [
-        Footprint(10, 1, rss=10**8 + (growth if second > seconds // 2 else 0)) for second in range(seconds)
-    ]
+def test_a_leak_in_a_long_run_is_complained_about(seconds: int, growth: int, steps: int, complaints: int) -> None:
+    record = grown(seconds, growth, steps)
     check_memory(record)
     assert len(record.complaints) == complaints
 

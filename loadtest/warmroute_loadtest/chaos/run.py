@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from .clients import GoodClient
 from .fault_worker import FaultWorker
-from .faults import GOOD, Fault, Kind
+from .faults import GOOD, Fault
 from .invariants import check_memory, check_rest
 from .judge import judge
 from .record import Record
@@ -63,7 +63,6 @@ class _Run:
 
     async def run(self, clients: int) -> None:
         self.record.footprints.append(self._router.footprint())
-        await self._fill_buffers(clients)
         self._begun = self._loop.time()
         misdeeds = [asyncio.create_task(self._misbehave(misdeed)) for misdeed in self._schedule.misdeeds]
         sampling = asyncio.create_task(self._sample())
@@ -81,19 +80,6 @@ class _Run:
                 raise end
         check_memory(self.record)
         await check_rest(self.record, self._router, self._workers)
-
-    async def _fill_buffers(self, clients: int) -> None:
-        """The longest answers to all clients at once: no later moment needs more memory than this one."""
-        for worker in self._workers:
-            worker.fault = Fault(Kind.HUGE)
-        await asyncio.gather(*(self._take_much(number) for number in range(clients)))
-        for worker in self._workers:
-            worker.fault = GOOD
-
-    async def _take_much(self, number: int) -> None:
-        client = GoodClient(self._router.port)
-        await client.ask(make_call(random.Random(number), f"much-{number}"))
-        client.close()
 
     async def _until(self, at: float) -> None:
         await asyncio.sleep(self._begun + at - self._loop.time())

@@ -116,8 +116,9 @@ def _section(results: dict[str, dict[str, Cell]]) -> str:
     )
     intro = (
         f"Measured {days(results)} by `python -m warmroute_loadtest.side_by_side` on {machine}:\n"
-        "mock workers, and one router process at a time, with its default flags and those that the row names; one run\n"
-        "each. ✓ says that what was measured is what the column *right* asks for. `scripts/rivals` installs the others."
+        "mock workers, and one router process at a time, with its default flags and those that the row names;\n"
+        "one run each. ✓ says that what was measured is what the column *right* asks for.\n"
+        "`scripts/rivals` installs the other routers."
     )
     return f"{intro}\n\n{markdown(THEMES, list(ROUTERS.values()), results)}"
 
