@@ -19,6 +19,8 @@ class Record:
     verdicts: Counter[Verdict] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
     """Of the requests that were not answered well."""
+    met: Counter[Kind] = field(default_factory=Counter)
+    """How often a request met which fault, as far as the worker had read whose request it was."""
     misdeeds: int = 0
     slowest: float = 0.0
     """Seconds, of those that were."""
@@ -38,6 +40,7 @@ class Record:
     def note(self, result: Result, verdict: Verdict, met: Sequence[Fault], at: float) -> None:
         """`at`: seconds since the beginning."""
         self.verdicts[verdict] += 1
+        self.met.update(fault.kind for fault in met)
         took = result.ended - result.started
         story = f"request {result.call.token}, {at:.2f} s after the beginning; it met: {_named(met)}"
         if verdict is Verdict.ANSWERED:

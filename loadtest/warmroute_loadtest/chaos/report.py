@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
+from .faults import Kind
 from .judge import Verdict
 from .record import Record
 
@@ -13,6 +14,8 @@ _EVERY = 10
 def print_record(console: Console, record: Record, again: str) -> None:
     """`again`: the command that runs it again."""
     console.print(_table(record))
+    faults = ", ".join(f"{kind} {count:,}" for kind, count in record.met.most_common() if kind is not Kind.NONE)
+    console.print(f"Faults that requests met: {faults or 'none'}")
     if record.slowest_story:
         console.print(f"The slowest: {record.slowest_story}", markup=False, soft_wrap=True)
     sizes = [footprint.rss / 2**20 for footprint in record.footprints]

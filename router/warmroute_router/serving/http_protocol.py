@@ -6,8 +6,6 @@ and the connection ends: behind a broken message nobody can say where the next o
 """
 
 import asyncio
-import socket
-from contextlib import suppress
 from types import SimpleNamespace
 from typing import cast
 
@@ -15,6 +13,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from ..errors import RequestError
+from ..silence import notice_silence
 from .http_head import (
     MAX_HEAD,
     MAX_HEADERS,
@@ -30,13 +29,6 @@ MAX_PIPELINED = 64
 """Requests that may wait on one connection for the answer before theirs."""
 
 _IDLE, _HEAD, _BODY = range(3)
-
-# How to notice a client whose machine is gone. Linux has all of them, others not.
-_KEEP_ALIVE = [
-    (getattr(socket, name), value)
-    for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
-    if hasattr(socket, name)
-]
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -71,7 +63,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        _tune(transport, self.stall_timeout)
+        # uvloop has set TCP_NODELAY already.
+        sock = transport.get_extra_info("socket")
+        notice_silence(sock, idle=60, interval=15, count=4, unread=self.stall_timeout)
         self._clock = self.loop.call_later(self.head_timeout, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -287,19 +281,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
         return rest
-
-
-def _tune(transport: asyncio.Transport, stall_timeout: float) -> None:
-    """TCP only. uvloop has set TCP_NODELAY already."""
-    sock = transport.get_extra_info("socket")
-    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    with suppress(OSError):  # where the client is gone already
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _KEEP_ALIVE:
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_timeout * 1000))
 
 
 def _answer(error: RequestError) -> bytes:

@@ -3,12 +3,12 @@
 import asyncio
 import errno
 import logging
-import socket
 import ssl
 from urllib.parse import urlsplit
 
 from ..config import TimeoutConfig, WorkerSpec, bracketed
 from ..errors import ConnectFailed, ConnectionLost, router_exhausted
+from ..silence import notice_silence
 from .connection import Connection
 
 logger = logging.getLogger(__name__)
@@ -18,9 +18,8 @@ IDLE_TIMEOUT = 4.0
 STALE = 1.0
 """Seconds within which a kept connection breaks that its worker had closed already."""
 
-# A host that vanishes says nothing; the kernel finds out, whatever the timeouts: 15 s of silence, then three probes.
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
-_UNACKNOWLEDGED_MS = 30_000
+UNREAD = 120.0
+"""Seconds that a worker may leave what it was sent unread. A busy one may leave a long body for a while."""
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
 """Errors that say nothing of the worker."""
 
@@ -149,12 +148,5 @@ class Pool:
                 logger.error("no connection to %s: %s", self._host, error)
                 raise router_exhausted(error.strerror or str(error)) from error
             raise ConnectFailed(str(error), refused=isinstance(error, ConnectionRefusedError)) from error
-        _notice_silence(transport.get_extra_info("socket"))
+        notice_silence(transport.get_extra_info("socket"), idle=30, interval=10, count=9, unread=UNREAD)
         return connection
-
-
-def _notice_silence(connection: socket.socket) -> None:
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEPALIVE:
-        connection.setsockopt(socket.IPPROTO_TCP, option, value)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
