@@ -15,7 +15,7 @@ from .upstream.worker_client import Unanswered, WorkerClient
 logger = logging.getLogger(__name__)
 
 RETRY_INTERVAL = 1.0
-"""Seconds between two probes of a worker that is not ready, at most."""
+"""Seconds to the next probe, at most, where the last one failed or the worker is not ready."""
 ASK_EVERY = 60.0
 """Seconds after which the engine of a ready worker is asked again: it may have restarted in between."""
 FIRST_ROUND = 1.0
@@ -88,7 +88,7 @@ class _Watch:
             self._judge(alive)
             probed.set()
             interval = self._config.interval
-            if worker.state is not State.READY:
+            if self._failures or worker.state is not State.READY:
                 interval = min(RETRY_INTERVAL, interval)
             # Jitter, so that many routers do not probe one worker in step.
             await asyncio.sleep(interval * random.uniform(0.8, 1.2))

@@ -36,7 +36,7 @@ _SAFE_PATHS = frozenset(
 )
 """Whose POSTs compute something and change nothing but a cache."""
 
-_MOST_SAVED = 100.0
+_MOST_SAVED = 500.0
 """Retries that may come at once after quiet times."""
 _PER_SECOND = 1.0
 """Retries beside the share, so that a router with little traffic has some as well."""

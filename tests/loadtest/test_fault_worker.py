@@ -9,7 +9,7 @@ import orjson
 import pytest
 from warmroute_loadtest.chaos.answers import read_text
 from warmroute_loadtest.chaos.fault_worker import FaultWorker
-from warmroute_loadtest.chaos.faults import AFTER_FIRST_BYTE, HARMLESS, KILLED, Fault, Kind
+from warmroute_loadtest.chaos.faults import KILLED, Fault, Kind
 
 PATIENCE = 10.0
 SOON = 0.05
@@ -397,7 +397,3 @@ async def test_the_journal_says_what_each_request_met() -> None:
         assert journal == [("one", Fault()), ("two", Fault(Kind.STATUS, status=500))]
         worker.stop()
         assert journal[2:] == [("two", KILLED)]
-
-
-def test_no_fault_is_both_harmless_and_breaking() -> None:
-    assert not HARMLESS & AFTER_FIRST_BYTE

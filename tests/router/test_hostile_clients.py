@@ -635,6 +635,29 @@ async def test_an_error_during_a_stream_waits_for_the_streams_end() -> None:
         assert await reader.read(-1) == b"1\r\nb\r\n0\r\n\r\n"
 
 
+@pytest.mark.parametrize("requests", [1, 2, 10])
+@pytest.mark.parametrize("leave", ["close", "abort"])
+async def test_a_client_that_has_pipelined_and_leaves_is_seen_at_once(requests: int, leave: str) -> None:
+    left: list[PeerConnection] = []
+
+    async def stalls(connection: PeerConnection) -> None:
+        await connection.send(STREAM_HEAD + chunk(b"a"))
+        await connection.closed_by_router()
+        left.append(connection)
+
+    async with hostile(stalls) as router:
+        async with router.connected() as (reader, writer):
+            writer.write((GET + b"\r\n") * requests)
+            await reader.readuntil(b"\r\n\r\n1\r\na\r\n")
+            if leave == "close":
+                writer.close()
+                await writer.wait_closed()
+            else:
+                writer.transport.abort()
+            await until(lambda: len(left) == 1)
+        assert len(router.seen) == 1, "who has left gets no further answers"
+
+
 async def test_too_many_pipelined_requests_end_the_connection_after_those_that_wait() -> None:
     async with hostile() as router:
         answer = await router.send(GET + b"\r\n" + (GET + b"\r\n") * (MAX_PIPELINED + 100))

@@ -57,9 +57,6 @@ class Kind(StrEnum):
     """Good answers; the connection is closed after `Fault.seconds` without a request."""
 
 
-HARMLESS = frozenset({Kind.NONE, Kind.TRICKLE, Kind.SLOW, Kind.INTERIM, Kind.CLOSE_IDLE, Kind.CLOSE_ON_REUSE})
-"""A client gets its whole answer from the very worker that has one of these."""
-
 AFTER_FIRST_BYTE = frozenset(
     {
         Kind.DIE_MID_STREAM,

@@ -105,7 +105,7 @@ async def one_authorization(router: Router) -> Outcome:
 @scenario(
     fault="the worker asks for its API key under /v1, as engines do with --api-key",
     right="the router comes up, and both a chat and GET /v1/models work",
-    source="found with 0.3.2: /v1/models is asked without the key",
+    source="issue 4, part 7",
 )
 async def worker_with_a_key(router: Router) -> Outcome:
     async with stage(router, *_worker_key(router), workers=1, key=_client_key(router), worker_key=_KEY) as at:

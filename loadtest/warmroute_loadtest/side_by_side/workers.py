@@ -57,7 +57,8 @@ class Worker(FaultWorker):
             await connection.send(_UNAUTHORIZED)
 
     def _admits(self, request: Request) -> bool:
-        return self.api_key is None or request.headers(b"authorization") == [b"Bearer " + self.api_key.encode()]
+        """By the first Authorization, if there are two."""
+        return self.api_key is None or request.headers(b"authorization")[:1] == [b"Bearer " + self.api_key.encode()]
 
 
 _UNAUTHORIZED = response(b'{"error":"Unauthorized"}', b"401 Unauthorized")

@@ -7,7 +7,7 @@ and the connection ends: behind a broken message nobody can say where the next o
 
 import asyncio
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -27,6 +27,8 @@ from .http_head import (
 
 MAX_PIPELINED = 64
 """Requests that may wait on one connection for the answer before theirs."""
+READ_ON = 16
+"""As long as there are no more of them, the connection is read on: else nobody would see that the client leaves."""
 
 _IDLE, _HEAD, _BODY = range(3)
 
@@ -60,6 +62,8 @@ class GuardedProtocol(HttpToolsProtocol):
     _deaf = False
     """Nothing more is understood from this client, only thrown away."""
     _discarded = 0
+    _served: RequestResponseCycle | None = None
+    """Whose answer is on its way. `cycle` is the last that has come."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -70,6 +74,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self._served is not None and not self._served.response_complete:
+            self._served.disconnected = True
+            self._served.message_event.set()
         self._stop_clock()
         self._unset_keepalive_if_required()  # uvicorn leaves it where the connection broke
 
@@ -110,6 +117,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self.parser.get_method(), self.url, self.parser.get_http_version(), self.headers
         )  # its origin-form
         super().on_headers_complete()
+        if self.pipeline and len(self.pipeline) <= READ_ON:
+            self.flow.resume_reading()
         self._stage = _BODY
         self._overhead = 0
         # The scope keeps the list: without this, trailers of a chunked body would still get into it.
@@ -130,6 +139,10 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if (self._stage or self._deaf) and not self.transport.is_closing():
             self._after_answer()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._served = cycle
+        super()._start_asgi_task(cycle, app)
 
     # Limits
 
