@@ -1,6 +1,7 @@
 """A request whose worker fails: who gets it next, what the client sees, and what is left behind."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -13,6 +14,7 @@ from support.peer import STREAM_HEAD, Handler, Peer, PeerConnection, answering, 
 from support.router import CONFIG, RunningRouter, running_router, until
 from warmroute_router.config import BreakerConfig, HealthConfig, RetryConfig, TimeoutConfig
 from warmroute_router.fleet import State
+from warmroute_router.upstream.connection import Connection
 
 pytestmark = pytest.mark.anyio
 
@@ -394,3 +396,23 @@ async def test_a_worker_with_a_key_of_its_own_gets_that_one_and_no_other() -> No
             await client.post(router.url + CHAT, content=chat())
         sent = [(name, value) for name, value in peer.seen[0].headers if name in (b"authorization", b"x-api-key")]
         assert sent == [(b"authorization", b"Bearer of-the-worker")]
+
+
+async def test_what_a_client_did_not_read_is_given_up_at_once_and_not_by_the_garbage_collector() -> None:
+    async def endless(connection: PeerConnection) -> None:
+        await connection.send(STREAM_HEAD)
+        while True:
+            await connection.send(chunk(b"x" * 100_000))
+
+    async with fleet(endless) as (router, _):
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(5):
+                reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+                writer.write(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n")
+                await reader.readexactly(1_000_000)
+                writer.transport.abort()
+            await until(lambda: not any(isinstance(each, Connection) for each in gc.get_objects()))
+        finally:
+            gc.enable()

@@ -119,9 +119,9 @@ def _section(results: dict[str, dict[str, Cell]]) -> str:
         "mock workers, and one router process at a time, with its default flags and those that the row names.\n"
         "`scripts/rivals` installs the other routers. Each figure is of one run, the row's last, on a machine that\n"
         "was not idle: times and memory vary a little. ✓ says that what was measured is what *right* asks for.\n\n"
-        "Do not read the sums as a ranking. The rows are what users of the other routers complained of and what this\n"
-        "router was built against; the limits in *right* (10 s, 50 MB, ...) are ours, and some were set, or made more\n"
-        'lenient, after a first run. "Issue 4" is this project\'s own list of requirements, not a complaint.'
+        "Do not read the sums as a ranking. The rows are what users of the other routers complained of, and what\n"
+        "this router was built against; the limits in *right* (10 s, 50 MB, ...) are ours; some were set or made\n"
+        'more lenient, after a first run. "Issue 4" is this project\'s own list of requirements, not a complaint.'
     )
     return f"{intro}\n\n{markdown(THEMES, list(ROUTERS.values()), results)}"
 

@@ -97,6 +97,16 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def discard(self) -> None:
+        """Break off, once and for all, and let go of what nobody will read.
+
+        The parser refers back to the connection: without this, megabytes would wait for the garbage collector.
+        """
+        self._error = self._error or ConnectionLost("given up")
+        self.abort()
+        self._chunks.clear()
+        del self._parser
+
     async def _more(self) -> None:
         if self._error is not None:
             raise self._error

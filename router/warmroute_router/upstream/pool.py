@@ -85,7 +85,7 @@ class Pool:
     def _drop(self, connection: Connection) -> None:
         self._busy.discard(connection)
         self._past_reads += connection.reads
-        connection.abort()
+        connection.discard()
 
     def sweep(self, now: float) -> None:
         """Now and then: end what takes too long, and close what nobody has used for long."""
