@@ -1,7 +1,7 @@
 """Reading a request's body: whole, since a prompt must be read before it can be routed, and bounded."""
 
 from .errors import ClientLeft, body_lost_in_upgrade, payload_too_large, router_exhausted
-from .types import Receive, Scope
+from .types import Body, Receive, Scope
 
 _BODIES = 4
 """As many of the largest size may be held at a time."""
@@ -16,7 +16,7 @@ class Bodies:
         """Bytes."""
         self._limit = limit
 
-    async def read(self, scope: Scope, receive: Receive) -> bytes:
+    async def read(self, scope: Scope, receive: Receive) -> Body:
         """Its bytes count as held until `release`.
 
         Raises ClientLeft, and RequestError: 413 over the limit, before it is read where its length is told.
@@ -28,7 +28,7 @@ class Bodies:
             headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
         ):
             raise body_lost_in_upgrade()  # the HTTP parser below stops at such a head
-        chunks: list[bytes] = []
+        body: Body = b""
         size = 0
         try:
             while True:
@@ -38,14 +38,19 @@ class Bodies:
                 chunk = message.get("body", b"")
                 size += len(chunk)
                 self._hold(len(chunk), size)
-                chunks.append(chunk)
+                if not body:
+                    body = chunk
+                else:
+                    if isinstance(body, bytes):
+                        body = bytearray(body)
+                    body += chunk  # in place: pieces that are joined at the end would be there twice
                 if not message.get("more_body", False):
-                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+                    return body
         except BaseException:
             self.held -= size
             raise
 
-    def release(self, body: bytes) -> None:
+    def release(self, body: Body) -> None:
         self.held -= len(body)
 
     def _hold(self, more: int, size: int) -> None:

@@ -24,11 +24,11 @@ from .errors import (
     worker_failed,
 )
 from .fleet import Worker
-from .headers import request_headers, request_id, response_headers
+from .headers import request_head, request_headers, request_id, response_headers
 from .prompt import read_prompt
 from .retries import DECLINING, Retries, is_repeatable
 from .routing import Placement, Routing
-from .types import Headers, Receive, Scope, Send
+from .types import Body, Headers, Receive, Scope, Send
 from .upstream.connection import Connection
 from .usage import UsageReader
 from .usage_injection import UsageFilter, ask_for_usage
@@ -51,7 +51,7 @@ class Exchange:
         retries: Retries,
         admission: Admission | None,
         scope: Scope,
-        body: bytes,
+        body: Body,
         *,
         total_timeout: float | None,
         usage_injection: bool,
@@ -71,6 +71,8 @@ class Exchange:
         self._interruption: ClientLeft | TimedOut | None = None
         self._started = False
         """Whether the client has been sent a status."""
+        self._suspect: Worker | None = None
+        """Who answered 500, while it is not known whose fault that is: the worker's or the request's."""
 
     async def run(self, receive: Receive, send: Send) -> None:
         """Raises RequestError where there is no answer to pass on."""
@@ -165,6 +167,7 @@ class Exchange:
         if isinstance(error, Declined):
             return True
         worker.guard.failed(self._routing.now())
+        self._clear_up()
         if isinstance(error, ConnectFailed):
             self._routing.unreachable(worker, gone=error.refused)
         if self._started:
@@ -182,7 +185,7 @@ class Exchange:
         worker = placement.worker
         without_body = self._scope["method"] == "HEAD"
         connection = await worker.pool.request(
-            target_head(self._scope, worker, self._lines),
+            request_head(self._scope, self._lines, worker.pool, worker.spec.api_key),
             self._body,
             no_body=without_body,
             repeatable=self._repeatable,
@@ -191,6 +194,7 @@ class Exchange:
             status = connection.status
             if status >= 400:
                 self._consider(connection, placement, tried)
+            self._clear_up()
             first = await connection.read()
             placement.answered() if status < 500 and status != 429 else placement.first_byte()
             usage = UsageReader(connection.headers)
@@ -213,10 +217,22 @@ class Exchange:
         declined = Declined(status, _retry_after(connection.headers))
         if status in (429, 503):
             worker.guard.declined(self._routing.now(), declined.retry_after)
-        elif status in (500, 502, 504):
+        elif status in (502, 504):
             worker.guard.failed(self._routing.now())
+        elif status == 500 and self._suspect is not None:
+            self._suspect = None  # two in a row: it is the request
+        elif status == 500:
+            self._suspect = worker
+            if self._may_go_on(declined, tried):
+                raise declined
         if status in DECLINING and self._may_go_on(declined, tried):
             raise declined
+
+    def _clear_up(self) -> None:
+        """It was not the request: another worker did not say 500, or none was left to be asked."""
+        if self._suspect is not None:
+            self._suspect.guard.failed(self._routing.now())
+            self._suspect = None
 
     async def _pass_body(self, connection: Connection, chunk: bytes, usage: UsageReader, send: Send) -> None:
         hide = UsageFilter() if self._asks_for_usage and self._streams() else None
@@ -261,27 +277,8 @@ class Exchange:
             await send({"type": "http.response.body", "body": b"\n\nevent: error\ndata: " + event + b"\n\n"})
 
 
-def target_head(scope: Scope, worker: Worker, lines: list[bytes]) -> bytes:
-    """The head of a request as `worker` gets it; `lines` are its headers (`headers.request_headers`)."""
-    query = scope["query_string"]
-    path = scope["raw_path"]
-    if path != b"*":  # of OPTIONS: the server itself
-        path = worker.pool.path_prefix + path
-    target = path + (b"?" + query if query else b"")
-    request_line = b"%b %b HTTP/1.1" % (scope["method"].encode("ascii"), target)
-    if worker.spec.api_key is not None:
-        lines = _with_key(lines, worker.spec.api_key)
-    return b"\r\n".join((request_line, b"host: " + worker.pool.host_header, *lines, b"", b""))
-
-
 def _session(headers: Headers) -> str:
     return next((value.decode("latin-1") for name, value in headers if name == SESSION_HEADER), "")
-
-
-def _with_key(lines: list[bytes], key: str) -> list[bytes]:
-    """The worker's own key instead of the client's."""
-    kept = [line for line in lines if not line.startswith((b"authorization:", b"x-api-key:"))]
-    return [*kept, b"authorization: Bearer " + key.encode("ascii")]
 
 
 def _retry_after(headers: Headers) -> float | None:

@@ -6,11 +6,10 @@ import orjson
 
 from .body import Bodies
 from .errors import RequestError, UpstreamError, no_worker
-from .exchange import target_head
 from .fleet import Worker
-from .headers import request_headers, request_id
+from .headers import request_head, request_headers, request_id
 from .routing import Routing
-from .types import Receive, Scope, Send
+from .types import Body, Receive, Scope, Send
 
 ABORT, FLUSH = "/abort_request", "/flush_cache"
 PATHS = frozenset({ABORT, FLUSH})
@@ -40,11 +39,11 @@ class FanOut:
         await send({"type": "http.response.start", "status": max(statuses), "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else answer})
 
-    async def _ask(self, worker: Worker, scope: Scope, lines: list[bytes], body: bytes) -> int:
+    async def _ask(self, worker: Worker, scope: Scope, lines: list[bytes], body: Body) -> int:
         """The status of its answer; 502 where there is none, 504 where there is none in time."""
         try:
             async with asyncio.timeout(TIMEOUT):
-                head = target_head(scope, worker, lines)
+                head = request_head(scope, lines, worker.pool, worker.spec.api_key)
                 connection = await worker.pool.request(
                     head, body, no_body=scope["method"] == "HEAD", repeatable=False
                 )

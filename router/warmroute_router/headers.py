@@ -2,6 +2,7 @@
 
 import re
 import secrets
+from typing import Protocol
 
 from .types import Headers, Scope
 
@@ -74,6 +75,30 @@ def request_headers(scope: Scope, body_length: int, request_id: bytes) -> list[b
         lines.append(b"x-forwarded-proto: " + scope["scheme"].encode("ascii"))
     lines.append(b"x-request-id: " + request_id)
     return lines
+
+
+class Target(Protocol):
+    """Where a request goes."""
+
+    @property
+    def host_header(self) -> bytes: ...
+    @property
+    def path_prefix(self) -> bytes:
+        """What the worker's URL has behind its host."""
+
+
+def request_head(scope: Scope, lines: list[bytes], target: Target, key: str | None) -> bytes:
+    """The whole head, with the `lines` of `request_headers`; `key` is the worker's own, instead of the client's."""
+    path, query = scope["raw_path"], scope["query_string"]
+    if path != b"*":  # of OPTIONS: the server itself
+        path = target.path_prefix + path
+    if query:
+        path += b"?" + query
+    if key is not None:
+        lines = [line for line in lines if not line.startswith((b"authorization:", b"x-api-key:"))]
+        lines.append(b"authorization: Bearer " + key.encode("ascii"))
+    request_line = b"%b %b HTTP/1.1" % (scope["method"].encode("ascii"), path)
+    return b"\r\n".join((request_line, b"host: " + target.host_header, *lines, b"", b""))
 
 
 def response_headers(status: int, received: Headers, added: Headers) -> Headers:

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import orjson
-from xxhash import xxh3_128_digest
+from xxhash import xxh3_128_digest, xxh3_128_hexdigest
+
+from .types import Body
 
 # Control characters that a JSON text only has as escapes: rare inside a prompt.
 _MESSAGE = b"\x1e"
@@ -22,6 +24,9 @@ _WITH_STREAM_OPTIONS = frozenset({"/v1/chat/completions", "/v1/completions"})
 _NAMESPACE_FIELDS = ("model", "lora_path", "cache_salt", "extra_key", "chat_template")
 # What else of a message the templates render, beside role and content.
 _MESSAGE_FIELDS = ("name", "reasoning_content", "tool_calls", "tool_call_id")
+_BEFORE_BASE64 = (b";base64,", b'"data":"', b'"data": "')
+"""In data URLs; in Anthropic's images and OpenAI's audio."""
+_LONG = 64 * 1024
 # Parts whose bytes stand for something else than text: known by their hash, a data URL may be megabytes.
 _MEDIA_TYPES = frozenset(
     {
@@ -52,7 +57,7 @@ class Prompt(NamedTuple):
     """A stream whose client did not ask for usage, on an API where it could have."""
 
 
-def read_prompt(path: str, body: bytes) -> Prompt | None:
+def read_prompt(path: str, body: Body) -> Prompt | None:
     """The prompt in a request body, or None where the path or the shape of the body is not known.
 
     Such a request is proxied all the same, by load alone: the engine knows best what to say about it.
@@ -61,7 +66,7 @@ def read_prompt(path: str, body: bytes) -> Prompt | None:
     if reader is None:
         return None
     try:
-        payload = orjson.loads(body)
+        payload = orjson.loads(_without_media(body))
         namespace = b"".join(_namespace(payload))
         key = b"".join(reader(payload))
         streamed = payload.get("stream") is True
@@ -69,6 +74,32 @@ def read_prompt(path: str, body: bytes) -> Prompt | None:
         return Prompt(namespace, key, _string(payload, "model"), _session(payload), streamed, lacks_usage)
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
+
+
+def _without_media(body: Body) -> Body:
+    """JSON in which long base64 data is replaced by its hash: parsing an image takes three times its memory.
+
+    Bytes are looked for, not parsed: what merely looks like base64 data is replaced as well, in each prompt alike.
+    """
+    if len(body) >= _LONG:
+        for mark in _BEFORE_BASE64:
+            body = _without_strings_behind(mark, body)
+    return body
+
+
+def _without_strings_behind(mark: bytes, body: Body) -> Body:
+    view, pieces, done = memoryview(body), list[Body | memoryview](), 0
+    at = body.find(mark)
+    while at >= 0:
+        start = at + len(mark)
+        end = body.find(b'"', start)
+        if end < 0:
+            break  # no JSON
+        if end - start >= _LONG and body.find(b"\\", start, end) < 0:
+            pieces += (view[done:start], xxh3_128_hexdigest(view[start:end]).encode())
+            done = end
+        at = body.find(mark, end)
+    return b"".join((*pieces, view[done:])) if pieces else body
 
 
 def _namespace(payload: Json) -> Iterable[bytes]:

@@ -10,7 +10,7 @@ from .fan_out import PATHS as FOR_ALL
 from .fan_out import FanOut
 from .retries import Retries
 from .routing import Routing
-from .types import Receive, Scope, Send
+from .types import Body, Receive, Scope, Send
 
 
 class Proxy:
@@ -53,7 +53,7 @@ class Proxy:
         except ClientLeft:
             self.refused[CLIENT_LEFT] += 1
 
-    def _exchange(self, scope: Scope, body: bytes) -> Exchange:
+    def _exchange(self, scope: Scope, body: Body) -> Exchange:
         return Exchange(
             self._routing,
             self._retries,

@@ -9,4 +9,6 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+Body: TypeAlias = bytes | bytearray
+"""Of a request. Nobody changes it."""
 Headers: TypeAlias = list[tuple[bytes, bytes]]

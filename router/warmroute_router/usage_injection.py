@@ -8,15 +8,18 @@ import re
 
 import orjson
 
+from .types import Body
+
+_OPTION = b'"stream_options":{"include_usage":true},'
 _MAX_HELD = 64 * 1024
 """Bytes of an event that has not ended yet. A longer one passes unseen."""
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
 
 
-def ask_for_usage(body: bytes) -> bytes:
+def ask_for_usage(body: Body) -> bytes:
     """Add the option to a JSON object that has no `stream_options`. Everything else stays as it was written."""
     start = body.index(b"{") + 1
-    return b'%b"stream_options":{"include_usage":true},%b' % (body[:start], body[start:])
+    return b"".join((body[:start], _OPTION, memoryview(body)[start:]))
 
 
 class UsageFilter:

@@ -131,13 +131,32 @@ async def test_there_are_no_more_tries_than_allowed() -> None:
         assert sum(len(peer.seen) for peer in peers) == 3
 
 
-@pytest.mark.parametrize("line", [b"400 Bad Request", b"404 Not Found", b"422 Unprocessable", b"500 Oops", b"501 No"])
+@pytest.mark.parametrize("line", [b"400 Bad Request", b"404 Not Found", b"422 Unprocessable", b"501 No"])
 async def test_other_errors_pass_as_they_are(line: bytes) -> None:
     async with fleet(status(line), answering(GOOD)) as (router, (_, good)):
         reply = await post(router)
         assert (reply.status_code, reply.content) == (int(line[:3]), b'{"own":"words"}')
         assert reply.headers["content-type"] == "application/x-own"
         assert len(good.seen) == 0
+
+
+async def test_a_500_is_asked_for_elsewhere_and_counts_where_the_other_one_answers() -> None:
+    async with fleet(status(b"500 Oops"), answering(GOOD), policy="cache_aware") as (router, (bad, _)):
+        assert [(await post(router)).status_code for _ in range(30)] == [200] * 30
+        guards = [worker.guard for worker in router.app.fleet.workers]
+        assert guards[0].opened <= 1
+        assert guards[1].closed
+        assert len(bad.seen) <= 5
+
+
+async def test_a_500_of_two_workers_is_the_requests_own_fault() -> None:
+    sick = [status(b"500 Oops") for _ in range(3)]
+    async with fleet(*sick) as (router, peers):
+        for _ in range(20):
+            reply = await post(router)
+            assert (reply.status_code, reply.content) == (500, b'{"own":"words"}')
+        assert sum(len(peer.seen) for peer in peers) == 40
+        assert all(worker.guard.closed for worker in router.app.fleet.workers)
 
 
 async def test_after_the_first_byte_nothing_is_tried_again() -> None:

@@ -1,3 +1,5 @@
+import json
+
 import orjson
 import pytest
 from hypothesis import given
@@ -139,3 +141,47 @@ def test_no_json_value_makes_it_fail(path: str, field: str, value: object) -> No
 @given(st.binary(max_size=60))
 def test_no_bytes_make_it_fail(body: bytes) -> None:
     read_prompt(CHAT, body)
+
+
+def _picture(data: str, kind: str) -> dict[str, object]:
+    if kind == "data url":
+        return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+    if kind == "anthropic":
+        return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+    return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+
+
+@pytest.mark.parametrize("kind", ["data url", "anthropic", "audio"])
+@pytest.mark.parametrize("spaces", [False, True], ids=["dense", "with spaces"])
+def test_large_media_are_told_apart_and_keep_what_comes_before_and_after(kind: str, spaces: bool) -> None:
+    def key(data: str, before: str = "look", after: str = "closely") -> bytes:
+        parts = [{"type": "text", "text": before}, _picture(data, kind), {"type": "text", "text": after}]
+        payload = {"model": "m", "messages": [{"role": "user", "content": parts}]}
+        body = json.dumps(payload) if spaces else json.dumps(payload, separators=(",", ":"))
+        prompt = read_prompt("/v1/chat/completions", body.encode())
+        assert prompt is not None
+        return prompt.key
+
+    large = "A" * 300_000
+    assert key(large) == key(large)
+    assert len(key(large)) < 200
+    assert (
+        len({key(large), key(large[:-1] + "B"), key(large + "A"), key(large, before="x"), key(large, after="x")}) == 5
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [";base64," + "x" * 100_000, ";base64," + "x" * 100_000 + "\n tail", '"data":"' + "x" * 100_000, ";base64,"],
+)
+def test_a_text_that_looks_like_media_is_still_read(text: str) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": text}, {"role": "user", "content": "end"}]}).encode()
+    prompt = read_prompt("/v1/chat/completions", body)
+    assert prompt is not None
+    assert prompt.key.endswith(b"end")
+
+
+@given(st.binary(max_size=100), st.binary(max_size=100), st.sampled_from([b";base64,", b'"data":"', b'"data": "']))
+def test_bytes_that_are_no_json_are_no_prompt_however_long(before: bytes, after: bytes, mark: bytes) -> None:
+    body = b"\xff" + before + mark + b"A" * 70_000 + after
+    assert read_prompt("/v1/chat/completions", body) is None

@@ -12,7 +12,7 @@ import httptools
 
 from ..config import TimeoutConfig
 from ..errors import ConnectionLost, TimedOut, UpstreamError
-from ..types import Headers
+from ..types import Body, Headers
 
 HIGH_WATER = 256 * 1024
 """Bytes of one response that may wait for the client before its worker is held back."""
@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
         # A worker that answers before it has read all of a request would take the rest for the next one.
         return not cast("asyncio.Transport", self._transport).get_write_buffer_size()
 
-    async def request(self, head: bytes, body: bytes, *, no_body: bool = False) -> None:
+    async def request(self, head: bytes, body: Body, *, no_body: bool = False) -> None:
         """Send one request and wait for the response's head. `no_body` is for HEAD, whose answer has none."""
         assert self._transport is not None, "request() before connection_made()"
         if self._error is not None:

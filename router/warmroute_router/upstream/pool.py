@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from ..config import TimeoutConfig, WorkerSpec, bracketed
 from ..errors import ConnectFailed, ConnectionLost, router_exhausted
 from ..silence import notice_silence
+from ..types import Body
 from .connection import Connection
 
 logger = logging.getLogger(__name__)
@@ -45,9 +46,7 @@ class Pool:
         self.host_header = host.encode("ascii")
         self.path_prefix = parts.path.encode("ascii")
 
-    async def request(
-        self, head: bytes, body: bytes, *, no_body: bool = False, repeatable: bool = True
-    ) -> Connection:
+    async def request(self, head: bytes, body: Body, *, no_body: bool = False, repeatable: bool = True) -> Connection:
         """Send a request; returns the connection once the response's head is there.
 
         A kept connection may have been closed by the worker in the same instant. If it breaks before a single
@@ -64,7 +63,7 @@ class Pool:
                     raise
         return await self._exchange(await self._connect(), head, body, no_body)
 
-    async def _exchange(self, connection: Connection, head: bytes, body: bytes, no_body: bool) -> Connection:
+    async def _exchange(self, connection: Connection, head: bytes, body: Body, no_body: bool) -> Connection:
         self._busy.add(connection)
         try:
             await connection.request(head, body, no_body=no_body)
