@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test lint format chaos bench bench-tree clean
+.PHONY: setup demo test lint format chaos side-by-side bench bench-tree clean
 
 setup: $(READY)
 
@@ -29,6 +29,10 @@ format: $(READY)
 
 chaos: $(READY)  ## three seeds of faults against the real router, some minutes
 	$(BIN)/python -m warmroute_loadtest.chaos
+
+side-by-side: $(READY)  ## the same faults before this router and others, for docs/reliability.md; 20 minutes
+	scripts/rivals
+	$(BIN)/python -m warmroute_loadtest.side_by_side --write-docs
 
 bench: $(READY)  ## requests/s through the router against a direct connection
 	$(BIN)/python -m warmroute_loadtest.proxy_bench

@@ -17,7 +17,7 @@ class Verdict(StrEnum):
 
 
 BLAMED = frozenset({Verdict.LOST, Verdict.WRONG})
-_NOT_RETRIED = frozenset({400, 404, 413, 422, 500})
+_NOT_RETRIED = frozenset({400, 404, 413, 422})
 """Statuses of a worker that are its answer: another one would say the same, or it may have done something."""
 _BROKEN = frozenset({Outcome.ERROR_EVENT, Outcome.CUT, Outcome.TOO_LONG, Outcome.GARBLED})
 
@@ -42,6 +42,8 @@ def _is_workers_own(result: Result, met: Sequence[Fault]) -> bool:
     if result.status == 413:  # comes before the request is read, so nobody has noted it
         return result.code == "mock_413"
     answered = last.kind in kinds and last.status == result.status and result.code == f"mock_{result.status}"
+    if result.status == 500:  # of one worker it is that worker's fault; of two, the request's
+        return answered and sum(fault.status == 500 for fault in met if fault.kind is Kind.STATUS) > 1
     return answered and result.status in _NOT_RETRIED
 
 
