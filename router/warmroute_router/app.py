@@ -68,6 +68,7 @@ class RouterApp:
         shared, changes_path: what it shares with the other processes of one router.
         reloads: further files to look at now and then.
         """
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.draining = False
         """Whether it is about to stop: load balancers shall send no more."""
         worker_tls = ReloadingContext(worker_context, config.worker_tls)
@@ -150,6 +151,7 @@ class RouterApp:
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         del app
+        self._loop = asyncio.get_running_loop()
         await self._dns.start()
         self._changes.reload_if_changed()
         # What was known comes before the first probes, so that they can tell which engines are others by now.
@@ -170,6 +172,10 @@ class RouterApp:
             await self._state_file.stop()
         await self._client.close()
         self.fleet.close()
+
+    def count_tasks(self) -> int:
+        """Of its event loop. May be asked from any thread."""
+        return 0 if self._loop is None else len(asyncio.all_tasks(self._loop))
 
     async def health(self, request: Request) -> Response:
         """200 while a worker is ready: what a load balancer in front asks."""

@@ -9,7 +9,7 @@ from typing import Literal
 
 import uvicorn
 import uvloop
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
 from .admission.shared_counts import SharedCounts
 from .app import RouterApp
@@ -108,6 +108,12 @@ class Process:
             doors.append(Door(server_config(app.admin_app, lifespan="off"), [listeners.admin], context))
         self.lifecycle = Lifecycle(app, doors, delay=config.shutdown_delay, grace=config.shutdown_grace)
         self.registry: CollectorRegistry = build_registry(app.routing, app.proxy, app.peers)
+        tasks = Gauge(
+            "warmroute_tasks",
+            "Tasks of the router's event loop: a few, and some for each request.",
+            registry=self.registry,
+        )
+        tasks.set_function(app.count_tasks)
         self._app = app
 
     @property

@@ -242,6 +242,9 @@ async def test_metrics_are_on_their_own_port_and_a_workers_on_the_public_one() -
         assert own.status_code == 200
         assert f'warmroute_info{{policy="cache_aware",version="{__version__}"}} 1.0\n' in own.text
         assert f'warmroute_worker_up{{worker="{peer.url}"}} 1.0\n' in own.text
+        tasks = re.search(r"^warmroute_tasks ([\d.]+)$", own.text, re.MULTILINE)
+        assert tasks is not None
+        assert float(tasks[1]) > 1
         assert peer.seen == []
         public = await client.get(served.url + "/metrics")
         assert (public.status_code, public.content) == (200, b"engine_metric 1\n")

@@ -113,10 +113,12 @@ async def _not_at_rest(router: RouterProcess, workers: list[FaultWorker]) -> str
 
 
 async def _not_given_back(record: Record, router: RouterProcess, workers: int) -> str:
-    """Descriptors as at the start, and one connection to each worker for its probes; as many threads."""
+    """Descriptors as at the start, and one connection to each worker for its probes; as many threads and tasks."""
     before, now = record.footprints[0], router.footprint()
     if now.descriptors > before.descriptors + workers:
         return f"the router has {now.descriptors} open file descriptors; at the start it had {before.descriptors}"
     if now.threads != before.threads:
         return f"the router has {now.threads} threads; at the start it had {before.threads}"
+    if (tasks := await router.tasks()) > record.tasks:
+        return f"the router has {tasks:.0f} tasks; at the start it had {record.tasks:.0f}"
     return ""

@@ -28,6 +28,8 @@ class Record:
     """Which one that was."""
     retries: float = 0.0
     """By the router's count."""
+    tasks: float = 0.0
+    """Of the router's event loops before any trouble."""
     footprints: list[Footprint] = field(default_factory=list)
     """One a second; the first from before any trouble."""
     complaints: list[str] = field(default_factory=list)

@@ -50,6 +50,10 @@ class RouterProcess:
         each = [_footprint_of(pid) for pid in _family(self._process.pid)]
         return Footprint(*map(sum, zip(*each, strict=True)))
 
+    async def tasks(self) -> float:
+        """Of its event loops."""
+        return sum((await self.metrics())["warmroute_tasks"].values())
+
     async def metrics(self) -> dict[str, dict[str, float]]:
         """By name, and within it by worker, or `""` for what is not a worker's; summed over other labels."""
         async with httpx.AsyncClient(trust_env=False) as client:

@@ -62,6 +62,7 @@ class _Run:
         self._loop = asyncio.get_running_loop()
 
     async def run(self, clients: int) -> None:
+        self.record.tasks = await self._router.tasks()
         self.record.footprints.append(self._router.footprint())
         self._begun = self._loop.time()
         misdeeds = [asyncio.create_task(self._misbehave(misdeed)) for misdeed in self._schedule.misdeeds]

@@ -18,6 +18,7 @@ SUMMED_GAUGES = frozenset(
         "warmroute_queued_requests",
         "warmroute_worker_connections",
         "warmroute_held_body_bytes",
+        "warmroute_tasks",
     }
 )
 _GROWING = ("counter", "histogram", "summary")
