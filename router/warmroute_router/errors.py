@@ -4,6 +4,7 @@ ClientLeft               nobody is there to be answered
 RequestError             answered in the OpenAI error shape, with its status
 UpstreamError            the worker did not do its part
   +-- ConnectFailed      no connection: nothing has been sent, another worker may be tried
+  |     +-- ConnectTimedOut
   +-- ConnectionLost     it broke off, or answered with something that is not HTTP
   +-- TimedOut           it let us wait for too long
   +-- Declined           it answered that it cannot, and another worker may be tried
@@ -47,6 +48,14 @@ class ConnectFailed(UpstreamError):  # noqa: N818 - named for what happened
         super().__init__(reason)
         self.refused = refused
         """Nobody listens there: the worker's process is gone, and its cache with it."""
+
+
+class ConnectTimedOut(ConnectFailed):
+    status = 504
+    which = "connect"
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"no connection within {seconds:g} s (--connect-timeout-secs)")
 
 
 class ConnectionLost(UpstreamError):  # noqa: N818
@@ -149,8 +158,10 @@ def _unavailable(message: str, code: str, retry_after: float = 1.0) -> RequestEr
 
 def worker_failed(error: UpstreamError) -> RequestError:
     """Nobody else could be asked, or none of those who were could answer."""
-    if isinstance(error, TimedOut):
+    if isinstance(error, TimedOut | ConnectTimedOut):
         return timed_out(error.which, f"The worker took too long: {error}.")
+    if isinstance(error, ConnectFailed):
+        return no_worker()  # nothing has been sent: it may come again
     return RequestError(502, f"The worker failed: {error}.", type="upstream_error", code="worker_failed")
 
 

@@ -147,7 +147,7 @@ class Exchange:
                     await self._break_off(error, send)
                     return
                 if not again:
-                    raise no_worker() if isinstance(error, ConnectFailed) else worker_failed(error) from None
+                    raise worker_failed(error) from None
                 pause = self._retries.pause(error, len(tried))
             except asyncio.CancelledError:
                 if isinstance(self._interruption, TimedOut):

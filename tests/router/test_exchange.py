@@ -2,8 +2,9 @@
 
 import asyncio
 import gc
+import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import orjson
 import pytest
 from support.peer import STREAM_HEAD, Handler, Peer, PeerConnection, answering, chunk, response
 from support.router import CONFIG, RunningRouter, running_router, until
-from warmroute_router.config import BreakerConfig, HealthConfig, RetryConfig, TimeoutConfig
+from warmroute_router.config import BreakerConfig, HealthConfig, RetryConfig, TimeoutConfig, WorkerSpec
 from warmroute_router.fleet import State
 from warmroute_router.upstream.connection import Connection
 
@@ -264,6 +265,33 @@ async def test_a_worker_that_says_nothing_is_a_504_that_says_which(timeouts: Tim
         assert (reply.status_code, reply.json()["error"]["code"]) == (504, code)
         assert f"--{code.removesuffix('_timeout').replace('_', '-')}-timeout-secs" in reply.json()["error"]["message"]
         assert router.app.fleet.workers[0].requests == {504: 1}
+
+
+async def test_a_connection_that_takes_too_long_is_a_504_that_says_so_or_a_try_elsewhere() -> None:
+    full = socket.socket()  # its queue of connections is full: the kernel answers no more of them
+    full.bind(("127.0.0.1", 0))
+    full.listen(0)
+    url = f"http://127.0.0.1:{full.getsockname()[1]}"
+    waiting = [socket.socket() for _ in range(4)]
+    for each in waiting:
+        each.setblocking(False)
+        with suppress(BlockingIOError):
+            each.connect(full.getsockname())
+    timeouts = TimeoutConfig(connect=0.2)
+    async with fleet(answering(GOOD), timeouts=timeouts) as (router, (peer,)):
+        stuck = router.app.fleet.add(WorkerSpec(url))
+        for worker in router.app.fleet.workers:
+            worker.state = State.READY if worker is stuck else State.UNHEALTHY
+        reply = await post(router)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (504, "connect_timeout")
+        assert "--connect-timeout-secs" in reply.json()["error"]["message"]
+        for worker in router.app.fleet.workers:
+            worker.state = State.READY
+        replies = [await post(router) for _ in range(2)]
+        assert [each.status_code for each in replies] == [200, 200]
+        assert len(peer.seen) == 2
+    for each in (full, *waiting):
+        each.close()
 
 
 async def test_a_worker_that_says_nothing_in_time_is_replaced() -> None:

@@ -7,7 +7,7 @@ import ssl
 from urllib.parse import urlsplit
 
 from ..config import TimeoutConfig, WorkerSpec, bracketed
-from ..errors import ConnectFailed, ConnectionLost, router_exhausted
+from ..errors import ConnectFailed, ConnectionLost, ConnectTimedOut, router_exhausted
 from ..silence import notice_silence
 from ..types import Body
 from .connection import Connection
@@ -141,7 +141,7 @@ class Pool:
                     lambda: Connection(loop), self._host, self._port, ssl=self._tls, server_hostname=self._server_name
                 )
         except TimeoutError as error:
-            raise ConnectFailed(f"no connection within {self._timeouts.connect:g} s") from error
+            raise ConnectTimedOut(self._timeouts.connect) from error
         except OSError as error:
             if error.errno in _OURS:
                 logger.error("no connection to %s: %s", self._host, error)
