@@ -28,7 +28,7 @@ from .headers import request_head, request_headers, request_id, response_headers
 from .prompt import read_prompt
 from .retries import DECLINING, Retries, is_repeatable
 from .routing import Placement, Routing
-from .types import Body, Headers, Receive, Scope, Send
+from .types import ON_DISCONNECT, Body, Headers, Scope, Send
 from .upstream.connection import Connection
 from .usage import UsageReader
 from .usage_injection import UsageFilter, ask_for_usage
@@ -74,10 +74,11 @@ class Exchange:
         self._suspect: Worker | None = None
         """Who answered 500, while it is not known whose fault that is: the worker's or the request's."""
 
-    async def run(self, receive: Receive, send: Send) -> None:
+    async def run(self, send: Send) -> None:
         """Raises RequestError where there is no answer to pass on."""
         self._task = asyncio.current_task()
-        watcher = asyncio.create_task(self._watch(receive))
+        # Engines stop generating when their connection closes, so a client that leaves must be seen at once.
+        self._scope["extensions"][ON_DISCONNECT](self._leave)
         timer = None
         if self._total_timeout is not None:
             late = TimedOut("request", self._total_timeout)
@@ -91,7 +92,6 @@ class Exchange:
             self._task.uncancel()
         finally:
             self._task = None
-            watcher.cancel()
             if timer is not None:
                 timer.cancel()
         if isinstance(self._interruption, TimedOut):
@@ -99,10 +99,7 @@ class Exchange:
                 raise timed_out("request", f"The request took too long: {self._interruption}.")
             await self._break_off(self._interruption, send)
 
-    async def _watch(self, receive: Receive) -> None:
-        """Engines stop generating when their connection closes, so a client that leaves must be seen at once."""
-        while (await receive())["type"] != "http.disconnect":
-            pass
+    def _leave(self) -> None:
         self._interrupt(ClientLeft())
 
     def _interrupt(self, reason: ClientLeft | TimedOut) -> None:

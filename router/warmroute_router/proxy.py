@@ -44,7 +44,7 @@ class Proxy:
                 self.admission.check()
             body = await self.bodies.read(scope, receive)
             try:
-                await self._exchange(scope, body).run(receive, send)
+                await self._exchange(scope, body).run(send)
             finally:
                 self.bodies.release(body)
         except RequestError as error:

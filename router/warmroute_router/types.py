@@ -9,6 +9,10 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+ON_DISCONNECT = "warmroute.on_disconnect"
+"""An extension of ASGI, by `serving.http_protocol`: `scope["extensions"][ON_DISCONNECT](callback)` has a client's
+leaving told by a call. To wait for that by `receive` would take a task for each request."""
+
 Body: TypeAlias = bytes | bytearray
 """Of a request. Nobody changes it."""
 Headers: TypeAlias = list[tuple[bytes, bytes]]

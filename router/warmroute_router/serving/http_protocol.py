@@ -6,6 +6,7 @@ and the connection ends: behind a broken message nobody can say where the next o
 """
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ..errors import RequestError
 from ..silence import notice_silence
+from ..types import ON_DISCONNECT, Scope
 from .http_head import (
     MAX_HEAD,
     MAX_HEADERS,
@@ -62,6 +64,8 @@ class GuardedProtocol(HttpToolsProtocol):
     _deaf = False
     """Nothing more is understood from this client, only thrown away."""
     _discarded = 0
+    _on_disconnect: Callable[[], None] | None = None
+    """Of the request that is served."""
     _served: RequestResponseCycle | None = None
     """Whose answer is on its way. `cycle` is the last that has come."""
 
@@ -77,6 +81,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._served is not None and not self._served.response_complete:
             self._served.disconnected = True
             self._served.message_event.set()
+            if self._on_disconnect is not None:
+                self._on_disconnect()
         self._stop_clock()
         self._unset_keepalive_if_required()  # uvicorn leaves it where the connection broke
 
@@ -136,13 +142,21 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        self._on_disconnect = None
         super().on_response_complete()
         if (self._stage or self._deaf) and not self.transport.is_closing():
             self._after_answer()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._served = cycle
+        self._on_disconnect = None
+        cast("Scope", cycle.scope)["extensions"] = {ON_DISCONNECT: self._tell_of_disconnect}
         super()._start_asgi_task(cycle, app)
+
+    def _tell_of_disconnect(self, callback: Callable[[], None]) -> None:
+        self._on_disconnect = callback
+        if self._served is not None and self._served.disconnected:
+            self.loop.call_soon(callback)
 
     # Limits
 
