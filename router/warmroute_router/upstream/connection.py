@@ -33,7 +33,7 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._error: UpstreamError | None = None
         self.idle_since = 0.0
-        self._sent_at = self._waiting_since = 0.0
+        self.sent_at = self._waiting_since = 0.0
         self.reads = 0
         """Pieces of answers that came: a sign of life."""
         self._reset(no_body=False)
@@ -74,7 +74,7 @@ class Connection(asyncio.Protocol):
         if self._error is not None:
             raise self._error
         self._reset(no_body)
-        self._sent_at = self._loop.time()
+        self.sent_at = self._loop.time()
         if body:
             self._transport.writelines((head, body))
         else:
@@ -134,7 +134,7 @@ class Connection(asyncio.Protocol):
         if self.begun:
             if timeouts.idle is not None and now - self._waiting_since > timeouts.idle:
                 self.fail(TimedOut("idle", timeouts.idle))
-        elif timeouts.first_byte is not None and now - self._sent_at > timeouts.first_byte:
+        elif timeouts.first_byte is not None and now - self.sent_at > timeouts.first_byte:
             self.fail(TimedOut("first-byte", timeouts.first_byte))
 
     # asyncio.Protocol

@@ -40,6 +40,7 @@ class Pool:
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
         self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._past_reads = 0
         port = f":{parts.port}" if parts.port else ""
         host = f"{bracketed(spec.server_name)}{port}" if spec.server_name else parts.netloc.rpartition("@")[2]
@@ -55,11 +56,10 @@ class Pool:
         """
         connection = self._take_idle() if repeatable else None
         if connection is not None:
-            sent_at = asyncio.get_running_loop().time()
             try:
                 return await self._exchange(connection, head, body, no_body)
             except ConnectionLost:
-                if connection.answered or asyncio.get_running_loop().time() - sent_at > STALE:
+                if connection.answered or self._now() - connection.sent_at > STALE:
                     raise
         return await self._exchange(await self._connect(), head, body, no_body)
 
@@ -76,7 +76,7 @@ class Pool:
         """Keep a connection for the next request, or close it where its exchange did not end well."""
         if connection.reusable and not self._closed:
             self._busy.discard(connection)
-            connection.idle_since = asyncio.get_running_loop().time()
+            connection.idle_since = self._now()
             self._idle.append(connection)
         else:
             self._drop(connection)
@@ -125,13 +125,18 @@ class Pool:
         return self._past_reads + sum(connection.reads for connection in (*self._idle, *self._busy))
 
     def _take_idle(self) -> Connection | None:
-        oldest = asyncio.get_running_loop().time() - IDLE_TIMEOUT
+        oldest = self._now() - IDLE_TIMEOUT
         while self._idle:
             connection = self._idle.pop()
             if connection.idle_since >= oldest and connection.alive:
                 return connection
             self._drop(connection)
         return None
+
+    def _now(self) -> float:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()  # which asks the system who it is, each time
+        return self._loop.time()
 
     async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()
