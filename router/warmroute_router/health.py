@@ -75,7 +75,6 @@ class _Watch:
         self._failures = 0
         self._successes = 0
         self._asked_at = 0.0
-        self._reads = 0
 
     async def run(self, probed: asyncio.Event) -> None:
         worker = self._worker
@@ -124,14 +123,14 @@ class _Watch:
     async def _probe(self) -> bool:
         """Whatever answers without a server error is up: not every engine has a `/health`.
 
-        So is one that answers requests: an engine in a long prefill may not find the time for probes.
+        So is one that answers requests meanwhile: an engine in a long prefill may not find the time for probes.
         """
         worker = self._worker
-        before, self._reads = self._reads, worker.pool.reads
+        before = worker.pool.reads
         try:
             answer = await self._client.get(worker.spec, self._config.endpoint, timeout=self._config.timeout)
         except Unanswered as error:
             if error.refused and self._routing.tree.held[worker.index]:
                 self._routing.forget(worker)  # there is no process, and so no cache
-            return not error.refused and worker.state is State.READY and self._reads > before
+            return not error.refused and worker.state is State.READY and worker.pool.reads > before
         return answer.status < 500
