@@ -25,9 +25,10 @@ from .errors import (
 )
 from .fleet import Worker
 from .headers import request_head, request_headers, request_id, response_headers
+from .placement import Placement
 from .prompt import read_prompt
 from .retries import DECLINING, Retries, is_repeatable
-from .routing import Placement, Routing
+from .routing import Routing
 from .types import ON_DISCONNECT, Body, Headers, Scope, Send
 from .upstream.connection import Connection
 from .usage import UsageReader

@@ -8,8 +8,9 @@ from warmroute_router.backlog import Backlog, Prefill
 from warmroute_router.blocks import PromptBlocks, hash_blocks
 from warmroute_router.calibration import PrefillSpeed
 from warmroute_router.fleet import State
+from warmroute_router.placement import Placement
 from warmroute_router.policies import POLICIES
-from warmroute_router.routing import Placement, Routing
+from warmroute_router.routing import Routing
 from warmroute_router.tree import PrefixTree
 from warmroute_router.usage import Usage
 

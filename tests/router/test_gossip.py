@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from support.fleet import fleet_of
 from warmroute_router.blocks import BLOCK_TOKENS, PromptBlocks
 from warmroute_router.fleet import Load, State
+from warmroute_router.placement import Placement
 from warmroute_router.policies import POLICIES
 from warmroute_router.replicas import gossip as gossip_module
 from warmroute_router.replicas.gossip import Batch, Gossip, Sent, ToldLoad
 from warmroute_router.replicas.snapshot import Loading, snapshot
 from warmroute_router.replicas.wire import decode_batch, decode_records, encode_batch, encode_records
-from warmroute_router.routing import Placement, Routing
+from warmroute_router.routing import Routing
 from warmroute_router.tree import PrefixTree, Record
 
 A, B = "http://a", "http://b"

@@ -16,8 +16,9 @@ from warmroute_router.discovery import membership as membership_module
 from warmroute_router.discovery.changes import Change, Changes, Kind
 from warmroute_router.discovery.membership import Membership, checked_key, checked_url
 from warmroute_router.fleet import Fleet, State, Worker
+from warmroute_router.placement import Placement
 from warmroute_router.policies import POLICIES
-from warmroute_router.routing import Placement, Routing
+from warmroute_router.routing import Routing
 from warmroute_router.tree import PrefixTree
 
 A, B, C = "http://a", "http://b", "http://c"

@@ -12,6 +12,7 @@ from support.router import until
 from warmroute_router.blocks import BLOCK_TOKENS, PromptBlocks
 from warmroute_router.config import Address, GossipConfig
 from warmroute_router.fleet import Load, State
+from warmroute_router.placement import Placement
 from warmroute_router.policies import POLICIES
 from warmroute_router.replicas import channel as channel_module
 from warmroute_router.replicas import link as link_module
@@ -21,7 +22,7 @@ from warmroute_router.replicas.gossip import Batch, ToldLoad
 from warmroute_router.replicas.peers import Peers
 from warmroute_router.replicas.warm_up import ALIVE, END, PLEASE
 from warmroute_router.replicas.wire import decode_batch, encode_batch
-from warmroute_router.routing import Placement, Routing
+from warmroute_router.routing import Routing
 from warmroute_router.tree import PrefixTree
 
 pytestmark = pytest.mark.anyio

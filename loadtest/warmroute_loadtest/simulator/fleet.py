@@ -9,7 +9,7 @@ from math import inf
 from typing import NamedTuple
 
 from warmroute_router.blocks import PromptBlocks
-from warmroute_router.routing import Placement
+from warmroute_router.placement import Placement
 from warmroute_router.usage import Usage
 from xxhash import xxh3_64_intdigest
 

@@ -9,8 +9,9 @@ from functools import partial
 from warmroute_router.blocks import PromptBlocks
 from warmroute_router.config import WorkerSpec
 from warmroute_router.fleet import Fleet, State
+from warmroute_router.placement import Placement
 from warmroute_router.replicas.gossip import FLUSH_INTERVAL, Batch, Gossip
-from warmroute_router.routing import Placement, Routing
+from warmroute_router.routing import Routing
 from warmroute_router.tree import PrefixTree
 from warmroute_router.usage import Usage
 

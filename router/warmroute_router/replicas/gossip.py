@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..fleet import NO_LOAD, Load
-from ..routing import Placement, Routing
+from ..placement import Placement
+from ..routing import Routing
 
 FLUSH_INTERVAL = 0.02
 """Seconds between two batches."""
