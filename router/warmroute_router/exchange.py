@@ -165,6 +165,7 @@ class Exchange:
         if isinstance(error, Declined):
             return True
         worker.guard.failed(self._routing.now())
+        worker.doubted.set()
         self._clear_up()
         if isinstance(error, ConnectFailed):
             self._routing.unreachable(worker, gone=error.refused)

@@ -1,5 +1,6 @@
 """The workers: one object each for its whole life, with its load and its counters."""
 
+import asyncio
 import ssl
 from collections import Counter
 from collections.abc import Callable
@@ -55,6 +56,8 @@ class Worker:
         self.pool = pool
         self.state = State.STARTING
         self.guard = Guard(breaker)
+        self.doubted = asyncio.Event()
+        """Set where a connection broke: it is to be probed soon."""
         self.in_flight = 0
         """Requests sent and not yet ended, by this router and its peers."""
         self.backlog = Backlog()

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 import time
+from contextlib import suppress
 
 from .blocks import BLOCK_TOKENS
 from .config import HealthConfig
@@ -16,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 RETRY_INTERVAL = 1.0
 """Seconds to the next probe, at most, where the last one failed or the worker is not ready."""
+DOUBT_PAUSE = 0.1
+"""Seconds between two probes, at least, however many connections break."""
 ASK_EVERY = 60.0
 """Seconds after which the engine of a ready worker is asked again: it may have restarted in between."""
 FIRST_ROUND = 1.0
@@ -90,8 +93,16 @@ class _Watch:
             if self._failures or worker.state is not State.READY:
                 interval = min(RETRY_INTERVAL, interval)
             # Jitter, so that many routers do not probe one worker in step.
-            await asyncio.sleep(interval * random.uniform(0.8, 1.2))
+            await self._pause(interval * random.uniform(0.8, 1.2))
         probed.set()
+
+    async def _pause(self, seconds: float) -> None:
+        """Shorter where a connection broke meanwhile: it may be gone."""
+        await asyncio.sleep(min(DOUBT_PAUSE, seconds))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(seconds - DOUBT_PAUSE, 0.0)):
+                await self._worker.doubted.wait()
+        self._worker.doubted.clear()
 
     def _judge(self, alive: bool) -> None:
         worker, config = self._worker, self._config

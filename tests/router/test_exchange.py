@@ -362,6 +362,14 @@ async def test_a_worker_that_hangs_with_its_health_loses_its_requests_to_another
         assert router.app.fleet.workers[0].state is State.UNHEALTHY
 
 
+async def test_a_connection_that_breaks_has_its_worker_probed_at_once() -> None:
+    async with fleet(dies, answering(GOOD), health=HealthConfig(interval=60.0)) as (router, peers):
+        before = peers[0].connections
+        assert (await post(router)).status_code == 200
+        await until(lambda: peers[0].connections >= before + 2)  # for the request, and for the probe
+        assert router.app.fleet.workers[0].state is State.READY, "it is well"
+
+
 async def test_failed_probes_of_a_worker_that_answers_requests_do_not_count() -> None:
     talking = asyncio.Event()
 
@@ -460,6 +468,6 @@ async def test_what_a_client_did_not_read_is_given_up_at_once_and_not_by_the_gar
                 writer.write(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n")
                 await reader.readexactly(1_000_000)
                 writer.transport.abort()
-            await until(lambda: not any(isinstance(each, Connection) for each in gc.get_objects()))
+            await until(lambda: not any(type(each) is Connection for each in gc.get_objects()))
         finally:
             gc.enable()
