@@ -7,6 +7,10 @@ _BODIES = 4
 """As many of the largest size may be held at a time."""
 
 
+_LARGE = 8 * 1024 * 1024
+"""Bytes from which on a body grows in place: pieces that are joined at the end are there twice for a moment."""
+
+
 class Bodies:
     """All that are held just now."""
 
@@ -28,7 +32,7 @@ class Bodies:
             headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
         ):
             raise body_lost_in_upgrade()  # the HTTP parser below stops at such a head
-        body: Body = b""
+        chunks: list[Body] = []
         size = 0
         try:
             while True:
@@ -38,14 +42,12 @@ class Bodies:
                 chunk = message.get("body", b"")
                 size += len(chunk)
                 self._hold(len(chunk), size)
-                if not body:
-                    body = chunk
+                if size <= _LARGE:
+                    chunks.append(chunk)
                 else:
-                    if isinstance(body, bytes):
-                        body = bytearray(body)
-                    body += chunk  # in place: pieces that are joined at the end would be there twice
+                    chunks = [_appended(chunks, chunk)]
                 if not message.get("more_body", False):
-                    return body
+                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
         except BaseException:
             self.held -= size
             raise
@@ -59,3 +61,9 @@ class Bodies:
             raise payload_too_large(self._limit)
         if self.held > _BODIES * self._limit:
             raise router_exhausted("the bodies of the requests that it has take all the memory they may")
+
+
+def _appended(chunks: list[Body], chunk: bytes) -> bytearray:
+    whole = chunks[0] if len(chunks) == 1 and isinstance(chunks[0], bytearray) else bytearray().join(chunks)
+    whole += chunk
+    return whole

@@ -27,6 +27,8 @@ _MESSAGE_FIELDS = ("name", "reasoning_content", "tool_calls", "tool_call_id")
 _BEFORE_BASE64 = (b";base64,", b'"data":"', b'"data": "')
 """In data URLs; in Anthropic's images and OpenAI's audio."""
 _LONG = 64 * 1024
+_LARGE = 2 * 1024 * 1024
+"""Bytes of a body from which on it is worth to look for them."""
 # Parts whose bytes stand for something else than text: known by their hash, a data URL may be megabytes.
 _MEDIA_TYPES = frozenset(
     {
@@ -66,7 +68,7 @@ def read_prompt(path: str, body: Body) -> Prompt | None:
     if reader is None:
         return None
     try:
-        payload = orjson.loads(_without_media(body))
+        payload = orjson.loads(_without_base64(body) if len(body) >= _LARGE else body)
         namespace = b"".join(_namespace(payload))
         key = b"".join(reader(payload))
         streamed = payload.get("stream") is True
@@ -76,15 +78,14 @@ def read_prompt(path: str, body: Body) -> Prompt | None:
         return None
 
 
-def _without_media(body: Body) -> Body:
+def _without_base64(json: Body) -> Body:
     """JSON in which long base64 data is replaced by its hash: parsing an image takes three times its memory.
 
-    Bytes are looked for, not parsed: what merely looks like base64 data is replaced as well, in each prompt alike.
+    Bytes are looked for, not parsed: what merely looks like base64 data is replaced as well.
     """
-    if len(body) >= _LONG:
-        for mark in _BEFORE_BASE64:
-            body = _without_strings_behind(mark, body)
-    return body
+    for mark in _BEFORE_BASE64:
+        json = _without_strings_behind(mark, json)
+    return json
 
 
 def _without_strings_behind(mark: bytes, body: Body) -> Body:
@@ -194,7 +195,10 @@ def _part(part: Json) -> bytes:
     # Clients move this marker from turn to turn; no engine renders it.
     shown = {field: value for field, value in part.items() if field != "cache_control"}
     rendered = orjson.dumps(shown)
-    return xxh3_128_digest(rendered) if part.get("type") in _MEDIA_TYPES else rendered
+    if part.get("type") not in _MEDIA_TYPES:
+        return rendered
+    # As in a large body: the same picture must be the same in each turn, however long the chat has become.
+    return xxh3_128_digest(_without_base64(rendered) if len(rendered) >= _LONG else rendered)
 
 
 def _text_or_tokens(prompt: Json) -> Iterable[bytes]:

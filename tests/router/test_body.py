@@ -97,3 +97,11 @@ async def test_all_together_are_bounded_and_who_is_too_much_is_told_to_come_agai
     assert bodies.held == 40
     bodies.release(held[0])
     assert await bodies.read(scope(), sends([b"y"])) == b"y"
+
+
+async def test_a_large_body_is_the_same_as_its_pieces() -> None:
+    bodies = Bodies(32 << 20)
+    pieces = [bytes([number]) * (1 << 20) for number in range(20)]
+    body = await bodies.read(scope(), sends(pieces))
+    assert body == b"".join(pieces)
+    assert bodies.held == len(body) == 20 << 20

@@ -153,7 +153,8 @@ def _picture(data: str, kind: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("kind", ["data url", "anthropic", "audio"])
 @pytest.mark.parametrize("spaces", [False, True], ids=["dense", "with spaces"])
-def test_large_media_are_told_apart_and_keep_what_comes_before_and_after(kind: str, spaces: bool) -> None:
+@pytest.mark.parametrize("size", [1000, 300_000, 3_000_000])
+def test_media_are_told_apart_and_keep_what_comes_before_and_after(kind: str, spaces: bool, size: int) -> None:
     def key(data: str, before: str = "look", after: str = "closely") -> bytes:
         parts = [{"type": "text", "text": before}, _picture(data, kind), {"type": "text", "text": after}]
         payload = {"model": "m", "messages": [{"role": "user", "content": parts}]}
@@ -162,7 +163,7 @@ def test_large_media_are_told_apart_and_keep_what_comes_before_and_after(kind: s
         assert prompt is not None
         return prompt.key
 
-    large = "A" * 300_000
+    large = "A" * size
     assert key(large) == key(large)
     assert len(key(large)) < 200
     assert (
@@ -170,9 +171,21 @@ def test_large_media_are_told_apart_and_keep_what_comes_before_and_after(kind: s
     )
 
 
+@pytest.mark.parametrize("kind", ["data url", "anthropic", "audio"])
+def test_a_picture_is_the_same_in_each_turn_of_a_chat_that_grows(kind: str) -> None:
+    first = {"role": "user", "content": [_picture("A" * 300_000, kind)]}
+    more = {"role": "user", "content": [_picture("B" * 3_000_000, kind)]}
+    keys = []
+    for messages in ([first], [first, more]):
+        prompt = read_prompt("/v1/chat/completions", json.dumps({"messages": messages}).encode())
+        assert prompt is not None
+        keys.append(prompt.key)
+    assert keys[1].startswith(keys[0])
+
+
 @pytest.mark.parametrize(
     "text",
-    [";base64," + "x" * 100_000, ";base64," + "x" * 100_000 + "\n tail", '"data":"' + "x" * 100_000, ";base64,"],
+    [";base64," + "x" * 3_000_000, ";base64," + "x" * 3_000_000 + "\n tail", '"data":"' + "x" * 3_000_000, ";base64,"],
 )
 def test_a_text_that_looks_like_media_is_still_read(text: str) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": text}, {"role": "user", "content": "end"}]}).encode()
@@ -183,5 +196,5 @@ def test_a_text_that_looks_like_media_is_still_read(text: str) -> None:
 
 @given(st.binary(max_size=100), st.binary(max_size=100), st.sampled_from([b";base64,", b'"data":"', b'"data": "']))
 def test_bytes_that_are_no_json_are_no_prompt_however_long(before: bytes, after: bytes, mark: bytes) -> None:
-    body = b"\xff" + before + mark + b"A" * 70_000 + after
+    body = b"\xff" + before + mark + b"A" * 3_000_000 + after
     assert read_prompt("/v1/chat/completions", body) is None
