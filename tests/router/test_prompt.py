@@ -143,6 +143,9 @@ def test_no_bytes_make_it_fail(body: bytes) -> None:
     read_prompt(CHAT, body)
 
 
+_LONG_TEXT = "x" * 3_000_000
+
+
 def _picture(data: str, kind: str) -> dict[str, object]:
     if kind == "data url":
         return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
@@ -185,7 +188,7 @@ def test_a_picture_is_the_same_in_each_turn_of_a_chat_that_grows(kind: str) -> N
 
 @pytest.mark.parametrize(
     "text",
-    [";base64," + "x" * 3_000_000, ";base64," + "x" * 3_000_000 + "\n tail", '"data":"' + "x" * 3_000_000, ";base64,"],
+    [";base64," + _LONG_TEXT, ";base64," + _LONG_TEXT + "\n tail", '"data":"' + _LONG_TEXT, ";base64,"],
 )
 def test_a_text_that_looks_like_media_is_still_read(text: str) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": text}, {"role": "user", "content": "end"}]}).encode()
