@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import os
+import resource
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -292,6 +294,26 @@ async def test_a_connection_that_takes_too_long_is_a_504_that_says_so_or_a_try_e
         assert len(peer.seen) == 2
     for each in (full, *waiting):
         each.close()
+
+
+async def test_that_the_router_is_out_of_descriptors_is_not_the_workers_fault() -> None:
+    async with fleet(answering(GOOD)) as (router, _):
+        worker = router.app.fleet.workers[0]
+        reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = os.dup(0)  # the lowest number that is not taken
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+        try:
+            writer.write(b"GET /x HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            answer = await reader.read(-1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            writer.close()
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert orjson.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "router_exhausted"
+        assert (worker.state, worker.guard.closed) == (State.READY, True)
+        assert (await post(router)).status_code == 200
 
 
 async def test_a_worker_that_says_nothing_in_time_is_replaced() -> None:

@@ -90,6 +90,21 @@ def test_a_peer_that_is_lost_leaves_no_load() -> None:
     assert (worker.in_flight, worker.waiting_tokens) == (0, 0)
 
 
+def test_of_a_worker_that_is_gone_here_nothing_is_left_at_the_peer() -> None:
+    one, other = routing_over(A), routing_over(A)
+    telling, listening = Gossip(one), Gossip(other)
+    placed(one, prompt(1, 2, 3))
+    batch = telling.take()
+    assert batch is not None
+    listening.apply("one", batch)
+    assert other.fleet.workers[0].in_flight == 1
+    one.remove(one.fleet.workers[0])
+    batch = telling.take()
+    assert batch is not None
+    listening.apply("one", batch)
+    assert (other.fleet.workers[0].in_flight, other.fleet.workers[0].waiting_tokens) == (0, 0)
+
+
 def test_workers_that_are_not_known_here_are_not_spoken_of() -> None:
     routing = routing_over(A)
     Gossip(routing).apply("p", Batch([Sent("http://c", array("Q", [1]), 64)], {"http://c": ToldLoad(1, 1)}))
