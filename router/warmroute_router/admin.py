@@ -13,7 +13,7 @@ from xxhash import xxh3_64_hexdigest
 from .discovery.allow_list import AllowList
 from .discovery.changes import Change, Changes, Kind
 from .discovery.membership import MAX_WORKERS, checked_key, checked_url
-from .errors import RequestError, send_error
+from .errors import RequestError, answer_error, send_error
 from .fleet import Worker
 from .keys import KeyRing
 from .routing import Routing
@@ -51,7 +51,7 @@ class AdminApi:
             Route(f"{PATH}/{{id}}", _Resource({"GET": self._show, "PUT": self._change, "DELETE": self._remove})),
             Route(f"{PATH}/{{id}}/drain", _Resource({"POST": self._drain})),
         ]
-        self._app = Starlette(routes=routes, exception_handlers={RequestError: _answer_error, 404: _no_such_path})
+        self._app = Starlette(routes=routes, exception_handlers={RequestError: answer_error, 404: _no_such_path})
         self._app.router.redirect_slashes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -194,15 +194,8 @@ def worker_id(url: str) -> str:
     return xxh3_64_hexdigest(url.encode())
 
 
-async def _answer_error(request: Request, error: Exception) -> Response:
-    del request
-    assert isinstance(error, RequestError)
-    headers = {name.decode(): value.decode() for name, value in error.headers}
-    return Response(error.body, error.status, headers, "application/json")
-
-
 async def _no_such_path(request: Request, error: Exception) -> Response:
-    return await _answer_error(request, _not_found(f"There are {PATH}, {PATH}/ID and {PATH}/ID/drain."))
+    return await answer_error(request, _not_found(f"There are {PATH}, {PATH}/ID and {PATH}/ID/drain."))
 
 
 async def _fields(request: Request, known: set[str], expected: str) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from .errors import (
     ConnectionLost,
     RequestError,
     admin_elsewhere,
+    answer_error,
     draining,
     no_worker,
     send_error,
@@ -106,18 +107,13 @@ class RouterApp:
         self.admin_app: ASGIApp | None = self._admin if own_port else None
         """For the port of its own, if it has one."""
 
-        reloaded = (
-            *reloads,
-            worker_tls.reload_if_changed,
-            *(ring.reload_if_changed for ring in (self._keys, admin_keys) if ring is not None),
-        )
-        if self.workers_file is not None:
-            reloaded = (*reloaded, self.workers_file.reload_if_changed)
-        self._housekeeping = Housekeeping(self.routing, self._changes, reloaded)
+        watched = (worker_tls, self._keys, admin_keys, self.workers_file)
+        reloads = (*reloads, *(each.reload_if_changed for each in watched if each is not None))
+        self._housekeeping = Housekeeping(self.routing, self._changes, reloads)
         routes = [Route("/health", self.health), Route("/v1/models", self.models)]
         self._own_paths = frozenset(route.path for route in routes)
         self._control = Starlette(
-            routes=routes, lifespan=self.lifespan, exception_handlers={RequestError: _answer_error}
+            routes=routes, lifespan=self.lifespan, exception_handlers={RequestError: answer_error}
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -226,10 +222,3 @@ def _admission(config: RouterConfig, routing: Routing, shared: SharedCounts | No
     if limits.max_concurrent_requests is None and limits.max_per_worker is None and limits.rate is None:
         return None
     return Admission(limits, has_room=lambda: routing.has_room, shared=shared)
-
-
-async def _answer_error(request: Request, error: Exception) -> Response:
-    del request
-    assert isinstance(error, RequestError)
-    headers = {name.decode(): value.decode() for name, value in error.headers}
-    return Response(error.body, error.status, headers, "application/json")

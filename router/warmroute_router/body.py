@@ -5,8 +5,6 @@ from .types import Body, Receive, Scope
 
 _BODIES = 4
 """As many of the largest size may be held at a time."""
-
-
 _LARGE = 8 * 1024 * 1024
 """Bytes from which on a body grows in place: pieces that are joined at the end are there twice for a moment."""
 
@@ -28,9 +26,7 @@ class Bodies:
         headers = dict(scope["headers"])
         if int(headers.get(b"content-length", 0)) > self._limit:
             raise payload_too_large(self._limit)
-        if b"upgrade" in headers and (
-            headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
-        ):
+        if b"upgrade" in headers and _has_body(headers):
             raise body_lost_in_upgrade()  # the HTTP parser below stops at such a head
         chunks: list[Body] = []
         size = 0
@@ -61,6 +57,10 @@ class Bodies:
             raise payload_too_large(self._limit)
         if self.held > _BODIES * self._limit:
             raise router_exhausted("the bodies of the requests that it has take all the memory they may")
+
+
+def _has_body(headers: dict[bytes, bytes]) -> bool:
+    return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
 
 
 def _appended(chunks: list[Body], chunk: bytes) -> bytearray:

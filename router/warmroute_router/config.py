@@ -39,6 +39,14 @@ class WorkerSpec:
     server_name: str | None = None
     """The name behind `url`, where that has an address that the name resolved to: for TLS and the `Host` header."""
 
+    @property
+    def host(self) -> str:
+        """For the `Host` header."""
+        parts = urlsplit(self.url)
+        if self.server_name is None:
+            return parts.netloc
+        return bracketed(self.server_name) + (f":{parts.port}" if parts.port else "")
+
 
 @dataclass(frozen=True, slots=True)
 class HealthConfig:

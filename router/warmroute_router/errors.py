@@ -14,6 +14,8 @@ from math import ceil
 from typing import Any
 
 import orjson
+from starlette.requests import Request
+from starlette.responses import Response
 
 from .types import Headers, Send
 
@@ -179,3 +181,11 @@ async def send_error(send: Send, error: RequestError) -> None:
     ]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+async def answer_error(request: Request, error: Exception) -> Response:
+    """Starlette's form of it."""
+    del request
+    assert isinstance(error, RequestError)
+    headers = {name.decode(): value.decode() for name, value in error.headers}
+    return Response(error.body, error.status, headers, "application/json")

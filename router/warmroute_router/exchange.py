@@ -218,13 +218,10 @@ class Exchange:
             worker.guard.declined(self._routing.now(), declined.retry_after)
         elif status in (502, 504):
             worker.guard.failed(self._routing.now())
-        elif status == 500 and self._suspect is not None:
-            self._suspect = None  # two in a row: it is the request
         elif status == 500:
-            self._suspect = worker
-            if self._may_go_on(declined, tried):
-                raise declined
-        if status in DECLINING and self._may_go_on(declined, tried):
+            # Two in a row: it is the request.
+            self._suspect = worker if self._suspect is None else None
+        if (status in DECLINING or self._suspect is worker) and self._may_go_on(declined, tried):
             raise declined
 
     def _clear_up(self) -> None:

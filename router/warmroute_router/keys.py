@@ -1,13 +1,13 @@
 """The keys that clients may show: those of the flags, and those of a file, which may change while the router runs."""
 
 import logging
-import os
 import re
 import secrets
 from hashlib import blake2b
 from pathlib import Path
 
 from .config import KeyConfig
+from .file_stamp import Stamp, file_stamp
 from .types import Headers
 
 logger = logging.getLogger(__name__)
@@ -17,9 +17,6 @@ MAX_KEYS = 10_000
 MAX_FILE_SIZE = 1024 * 1024
 _KEY = re.compile(rb"[!-~]+")
 """What a header can carry without quoting."""
-
-Stamp = tuple[int, ...]
-"""What differs once a file has changed."""
 
 
 class KeyRing:
@@ -114,15 +111,3 @@ def read_keys(file: Path) -> set[bytes]:
     if len(keys) > MAX_KEYS:
         raise ValueError(f"{file} has more than {MAX_KEYS} keys")
     return keys
-
-
-def file_stamp(file: Path) -> Stamp:
-    """Of what a link points to: Kubernetes swaps links. With the time of change, since rights are not in the others.
-
-    Raises OSError with one line.
-    """
-    try:
-        status = os.stat(file)
-    except OSError as error:
-        raise OSError(f"{file} cannot be read: {error.strerror}") from None
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

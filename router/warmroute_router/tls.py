@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .config import TlsConfig
-from .keys import Stamp, file_stamp
+from .file_stamp import Stamp, file_stamp
 
 logger = logging.getLogger(__name__)
 

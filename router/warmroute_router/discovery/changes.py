@@ -15,7 +15,7 @@ from pathlib import Path
 
 import orjson
 
-from ..keys import Stamp, file_stamp
+from ..file_stamp import Stamp, file_stamp
 from .membership import MOST_REMEMBERED, Membership
 
 logger = logging.getLogger(__name__)

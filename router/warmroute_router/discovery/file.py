@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 
 from ..config import WorkerSpec
-from ..keys import Stamp, file_stamp
+from ..file_stamp import Stamp, file_stamp
 from .membership import MAX_WORKERS, Membership, checked_key, checked_url
 
 logger = logging.getLogger(__name__)

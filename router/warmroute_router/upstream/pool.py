@@ -6,7 +6,7 @@ import logging
 import ssl
 from urllib.parse import urlsplit
 
-from ..config import TimeoutConfig, WorkerSpec, bracketed
+from ..config import TimeoutConfig, WorkerSpec
 from ..errors import ConnectFailed, ConnectionLost, ConnectTimedOut, router_exhausted
 from ..silence import notice_silence
 from ..types import Body
@@ -42,9 +42,7 @@ class Pool:
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._past_reads = 0
-        port = f":{parts.port}" if parts.port else ""
-        host = f"{bracketed(spec.server_name)}{port}" if spec.server_name else parts.netloc.rpartition("@")[2]
-        self.host_header = host.encode("ascii")
+        self.host_header = spec.host.encode("ascii")
         self.path_prefix = parts.path.encode("ascii")
 
     async def request(self, head: bytes, body: Body, *, no_body: bool = False, repeatable: bool = True) -> Connection:

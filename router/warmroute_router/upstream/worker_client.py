@@ -7,11 +7,10 @@ probe shows whether the worker takes one, and a worker that hangs takes no place
 import asyncio
 import ssl
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 import httpx
 
-from ..config import WorkerSpec, bracketed
+from ..config import WorkerSpec
 
 _LONGEST_REASON = 200
 """Characters: of what is no HTTP, the error quotes all that came."""
@@ -85,8 +84,7 @@ def _request(spec: WorkerSpec, path: str, authorization: str | None) -> httpx.Re
     if key:
         headers["authorization"] = key
     if spec.server_name:
-        port = urlsplit(spec.url).port
-        headers["host"] = bracketed(spec.server_name) + (f":{port}" if port else "")
+        headers["host"] = spec.host
         extensions["sni_hostname"] = spec.server_name
     return httpx.Request("GET", spec.url + path, headers=headers, extensions=extensions)
 
