@@ -2,8 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +89,7 @@ class RouterApp:
             self.peers = Peers(self.routing, config.gossip, gossip_listener)
         self._state_file = StateFile(config.state_file, self.routing) if config.state_file is not None else None
         self._client = WorkerClient(worker_tls.context)
-        self._health = config.health
+        self._probes = HealthProbes(self.routing, self._client, config.health)
         self._keys = _key_ring(config.api_keys)
 
         membership = Membership(self.routing, config.worker_api_key)
@@ -112,14 +111,10 @@ class RouterApp:
         self._housekeeping = Housekeeping(self.routing, self._changes, reloads)
         routes = [Route("/health", self.health), Route("/v1/models", self.models)]
         self._own_paths = frozenset(route.path for route in routes)
-        self._control = Starlette(
-            routes=routes, lifespan=self.lifespan, exception_handlers={RequestError: answer_error}
-        )
+        self._control = Starlette(routes=routes, exception_handlers={RequestError: answer_error})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._control(scope, receive, send)
-        elif AdminApi.handles(scope["path"]):
+        if AdminApi.handles(scope["path"]):
             await self._administer(scope, receive, send)
         elif not self._admits(scope):
             await self._refuse(unauthorized(), send)
@@ -144,9 +139,8 @@ class RouterApp:
         """Every request needs a key where there are any, but those to /health."""
         return self._keys is None or scope["path"] == "/health" or self._keys.admits(scope["headers"])
 
-    @asynccontextmanager
-    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        del app
+    async def start(self) -> None:
+        """Whatever goes on beside the requests, in the loop that serves them."""
         self._loop = asyncio.get_running_loop()
         await self._dns.start()
         self._changes.reload_if_changed()
@@ -155,12 +149,12 @@ class RouterApp:
             self._state_file.start()
         if self.peers is not None:
             await self.peers.start()
-        probes = HealthProbes(self.routing, self._client, self._health)
-        await probes.start()
+        await self._probes.start()
         self._housekeeping.start()
-        yield
+
+    async def stop(self) -> None:
         await self._housekeeping.stop()
-        await probes.stop()
+        await self._probes.stop()
         await self._dns.stop()
         if self.peers is not None:
             await self.peers.stop()

@@ -11,7 +11,6 @@ import logging
 
 from .admission.admission import Admission
 from .errors import (
-    ClientLeft,
     ConnectFailed,
     Declined,
     RequestError,
@@ -29,7 +28,7 @@ from .placement import Placement
 from .prompt import read_prompt
 from .retries import DECLINING, Retries, is_repeatable
 from .routing import Routing
-from .types import ON_DISCONNECT, Body, Headers, Scope, Send
+from .types import ENDS_WITH_CLIENT, Body, Headers, Scope, Send
 from .upstream.connection import Connection
 from .usage import UsageReader
 from .usage_injection import UsageFilter, ask_for_usage
@@ -44,7 +43,7 @@ FULL_PAUSE = 0.02
 
 
 class Exchange:
-    """A client that leaves cancels it, wherever it is; so does the end of its time."""
+    """A client that leaves has it cancelled, wherever it is; so has the end of its time."""
 
     def __init__(
         self,
@@ -68,8 +67,8 @@ class Exchange:
         self._repeatable = is_repeatable(scope["method"], scope["path"])
         self._request_id = request_id(scope["headers"])
         self._lines = request_headers(scope, len(self._body), self._request_id)
-        self._task: asyncio.Task[None] | None = None
-        self._interruption: ClientLeft | TimedOut | None = None
+        self._late: TimedOut | None = None
+        """Once the time for all of it is up."""
         self._started = False
         """Whether the client has been sent a status."""
         self._suspect: Worker | None = None
@@ -77,36 +76,31 @@ class Exchange:
 
     async def run(self, send: Send) -> None:
         """Raises RequestError where there is no answer to pass on."""
-        self._task = asyncio.current_task()
         # Engines stop generating when their connection closes, so a client that leaves must be seen at once.
-        self._scope["extensions"][ON_DISCONNECT](self._leave)
-        timer = None
-        if self._total_timeout is not None:
-            late = TimedOut("request", self._total_timeout)
-            timer = asyncio.get_running_loop().call_later(self._total_timeout, self._interrupt, late)
+        self._scope[ENDS_WITH_CLIENT] = True
+        if self._total_timeout is None:
+            await self._run(send)
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        timer = asyncio.get_running_loop().call_later(self._total_timeout, self._time_is_up, task)
         try:
             await self._run(send)
         except asyncio.CancelledError:
-            if self._interruption is None:
+            if self._late is None:
                 raise
-            assert self._task is not None
-            self._task.uncancel()
+            task.uncancel()
         finally:
-            self._task = None
-            if timer is not None:
-                timer.cancel()
-        if isinstance(self._interruption, TimedOut):
+            timer.cancel()
+        if self._late is not None:
             if not self._started:
-                raise timed_out("request", f"The request took too long: {self._interruption}.")
-            await self._break_off(self._interruption, send)
+                raise timed_out("request", f"The request took too long: {self._late}.")
+            await self._break_off(self._late, send)
 
-    def _leave(self) -> None:
-        self._interrupt(ClientLeft())
-
-    def _interrupt(self, reason: ClientLeft | TimedOut) -> None:
-        if self._task is not None and self._interruption is None:
-            self._interruption = reason
-            self._task.cancel()
+    def _time_is_up(self, task: "asyncio.Task[None]") -> None:
+        assert self._total_timeout is not None
+        self._late = TimedOut("request", self._total_timeout)
+        task.cancel()
 
     async def _run(self, send: Send) -> None:
         self._retries.earn()
@@ -148,8 +142,8 @@ class Exchange:
                     raise worker_failed(error) from None
                 pause = self._retries.pause(error, len(tried))
             except asyncio.CancelledError:
-                if isinstance(self._interruption, TimedOut):
-                    status = self._interruption.status
+                if self._late is not None:
+                    status = self._late.status
                 raise
             finally:
                 placement.release()

@@ -5,9 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Literal
 
-import uvicorn
 import uvloop
 from prometheus_client import CollectorRegistry, Gauge
 
@@ -19,7 +17,6 @@ from .metrics import build_registry
 from .processes.supervisor import supervise
 from .serving.descriptors import raise_limit
 from .serving.door import Door
-from .serving.http_protocol import GuardedProtocol
 from .serving.lifecycle import Lifecycle
 from .serving.listen import check_backlog
 from .serving.listeners import Listeners, opened
@@ -27,10 +24,6 @@ from .serving.metrics_server import metrics_served
 from .serving.signals import await_loop, obeying_signals
 from .start import CannotStart, announcement, starting
 from .tls import ReloadingContext, server_context
-from .types import ASGIApp
-
-KEEP_ALIVE = 75
-"""Seconds that a client's idle connection stays open: longer than the idle timeout of clients and load balancers."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,10 +44,6 @@ def set_up_logging(level: str, prefix: str = "") -> None:
     """prefix: tells several processes apart."""
     logging.basicConfig(level=level.upper(), format=f"%(asctime)s %(levelname)s {prefix}%(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    server = logging.getLogger("uvicorn.error")
-    server.setLevel(logging.ERROR)  # it warns of each odd request, at length
-    # An answer that broke off is cut on purpose, and has been logged with its worker.
-    server.addFilter(lambda record: "without completing" not in record.getMessage())
 
 
 def _serve(config: RouterConfig) -> int:
@@ -103,9 +92,9 @@ class Process:
             changes_path=changes_path,
             reloads=(tls.reload_if_changed,) if tls is not None else (),
         )
-        doors = [Door(server_config(app), listeners.public, context)]
+        doors = [Door(app, listeners.public, context)]
         if app.admin_app is not None and listeners.admin is not None:
-            doors.append(Door(server_config(app.admin_app, lifespan="off"), [listeners.admin], context))
+            doors.append(Door(app.admin_app, [listeners.admin], context))
         self.lifecycle = Lifecycle(app, doors, delay=config.shutdown_delay, grace=config.shutdown_grace)
         self.registry: CollectorRegistry = build_registry(app.routing, app.proxy, app.peers)
         tasks = Gauge(
@@ -119,20 +108,3 @@ class Process:
     @property
     def workers(self) -> int:
         return len(self._app.fleet.workers)
-
-
-def server_config(app: ASGIApp, lifespan: Literal["on", "off"] = "on") -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http=GuardedProtocol,
-        ws="none",
-        lifespan=lifespan,
-        access_log=False,
-        log_config=None,
-        # The answer's headers are the worker's own.
-        server_header=False,
-        date_header=False,
-        # Who is in front of this router is not known, so nobody's x-forwarded-for is believed.
-        proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE,
-    )

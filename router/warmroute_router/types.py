@@ -9,9 +9,9 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-ON_DISCONNECT = "warmroute.on_disconnect"
-"""An extension of ASGI, by `serving.http_protocol`: `scope["extensions"][ON_DISCONNECT](callback)` has a client's
-leaving told by a call. To wait for that by `receive` would take a task for each request."""
+ENDS_WITH_CLIENT = "warmroute.ends_with_client"
+"""A key that a request's scope may be given: its task is cancelled then as soon as its client leaves. To wait for
+that by `receive` would take a task more for each request."""
 
 Body: TypeAlias = bytes | bytearray
 """Of a request. Nobody changes it."""

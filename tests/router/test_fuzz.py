@@ -17,7 +17,7 @@ from support.peer import STREAM_HEAD, Peer, PeerConnection, chunk, response
 from support.router import CONFIG, RunningRouter, running_router, until
 from warmroute_router.config import RetryConfig
 from warmroute_router.prompt import Prompt, read_prompt
-from warmroute_router.serving.http_protocol import GuardedProtocol
+from warmroute_router.serving.http_protocol import HttpProtocol
 from warmroute_router.usage import Usage, UsageReader
 from warmroute_router.usage_injection import UsageFilter, ask_for_usage
 
@@ -212,8 +212,8 @@ class Live:
 @pytest.fixture(scope="module")
 def router() -> Iterator[Live]:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GuardedProtocol, "head_timeout", 0.05)
-        patch.setattr(GuardedProtocol, "body_timeout", 0.05)
+        patch.setattr(HttpProtocol, "head_timeout", 0.05)
+        patch.setattr(HttpProtocol, "body_timeout", 0.05)
         live = Live(runner)
         stack = AsyncExitStack()
         runner.run(live.enter(stack))

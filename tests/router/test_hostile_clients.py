@@ -12,12 +12,11 @@ from unittest.mock import patch
 
 import orjson
 import pytest
-import uvicorn
 from support.peer import STREAM_HEAD, Handler, Peer, PeerConnection, answering, chunk, response
 from support.router import CONFIG, RunningRouter, running_router, until
-from uvicorn.server import ServerState
 from warmroute_router.serving.http_head import MAX_HEAD, MAX_HEADERS, MAX_TARGET
-from warmroute_router.serving.http_protocol import MAX_PIPELINED, GuardedProtocol
+from warmroute_router.serving.clients import Clients
+from warmroute_router.serving.http_protocol import MAX_PIPELINED, HttpProtocol
 from warmroute_router.types import ASGIApp, Receive, Scope, Send
 
 pytestmark = pytest.mark.anyio
@@ -35,7 +34,7 @@ HASTY = {"head_timeout": 0.1, "body_timeout": 0.1, "linger_pause": 0.1}
 class Hostile:
     """A router with one worker, and what its clients' connections are."""
 
-    def __init__(self, peer: Peer, router: RunningRouter, connections: list[GuardedProtocol]) -> None:
+    def __init__(self, peer: Peer, router: RunningRouter, connections: list[HttpProtocol]) -> None:
         self.peer = peer
         self.router = router
         self.connections = connections
@@ -70,28 +69,27 @@ class Hostile:
 
     async def assert_idle(self) -> None:
         """No client is connected any more, and of none is anything left: no load, no task, no timer."""
-        await until(lambda: all(connection.parser is None for connection in self.connections))
+        await until(lambda: all(connection._parser is None for connection in self.connections))
         await until(lambda: not self._tasks_left())
         await until(lambda: all(not worker.in_flight for worker in self.router.app.fleet.workers))
         self.router.assert_idle()
         for connection in self.connections:
             assert connection._clock is None
-            assert connection.timeout_keep_alive_task is None
 
 
 @asynccontextmanager
 async def hostile(
     handler: Handler = OK, limits: Mapping[str, Any] = {}, path: str = "", **changes: Any
 ) -> AsyncIterator[Hostile]:
-    """`limits`: attributes of GuardedProtocol; `path`: of the worker's URL; `changes`: to the configuration."""
-    made: list[GuardedProtocol] = []
-    connection_made = GuardedProtocol.connection_made
+    """`limits`: attributes of HttpProtocol; `path`: of the worker's URL; `changes`: to the configuration."""
+    made: list[HttpProtocol] = []
+    connection_made = HttpProtocol.connection_made
 
-    def watched(self: GuardedProtocol, transport: asyncio.Transport) -> None:
+    def watched(self: HttpProtocol, transport: asyncio.BaseTransport) -> None:
         made.append(self)
         connection_made(self, transport)
 
-    with patch.multiple(GuardedProtocol, connection_made=watched, **limits):
+    with patch.multiple(HttpProtocol, connection_made=watched, **limits):
         async with (
             Peer(handler).listening() as peer,
             running_router(peer.url + path, config=replace(CONFIG, **changes)) as router,
@@ -789,7 +787,7 @@ async def test_a_client_whose_machine_is_gone_or_that_never_reads_is_noticed_by_
     async with hostile() as router, router.connected() as (reader, writer):
         writer.write(GET + b"\r\n")
         await reader.readuntil(b"{}")
-        accepted = router.connections[0].transport.get_extra_info("socket")
+        accepted = router.connections[0]._transport.get_extra_info("socket")
         options = [
             accepted.getsockopt(socket.IPPROTO_TCP, option)
             for option in (socket.TCP_NODELAY, socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
@@ -821,13 +819,13 @@ async def test_a_unix_socket_is_served_too(tmp_path: Path) -> None:
         del scope, receive
         await answer_length(b"", send)
 
-    async with on_a_unix_socket(app, GuardedProtocol, tmp_path / "socket") as (reader, writer):
+    async with on_a_unix_socket(app, HttpProtocol, tmp_path / "socket") as (reader, writer):
         writer.write(GET + CLOSE)
         assert (await reader.read(-1)).endswith(b"\r\n\r\n0")
 
 
 async def test_no_deadline_runs_while_the_router_does_not_read(tmp_path: Path) -> None:
-    class Strict(GuardedProtocol):
+    class Strict(HttpProtocol):
         body_timeout = 0.1
         body_rate = 1_000_000_000
 
@@ -854,13 +852,12 @@ async def answer_length(body: bytes, send: Send) -> None:
 
 @asynccontextmanager
 async def on_a_unix_socket(
-    app: ASGIApp, protocol: type[GuardedProtocol], path: Path
+    app: ASGIApp, protocol: type[HttpProtocol], path: Path
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """An application behind the protocol alone, and one connection to it."""
-    config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None)
-    state = ServerState()
+    clients = Clients(app)
     loop = asyncio.get_running_loop()
-    server = await loop.create_unix_server(lambda: protocol(config, state, {}), str(path))
+    server = await loop.create_unix_server(lambda: protocol(clients, loop), str(path))
     reader, writer = await asyncio.open_unix_connection(str(path))
     try:
         async with asyncio.timeout(20):
@@ -868,4 +865,4 @@ async def on_a_unix_socket(
     finally:
         writer.transport.abort()
         server.close()
-        await until(lambda: not state.connections)
+        await until(lambda: not clients.connections)

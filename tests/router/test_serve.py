@@ -169,7 +169,7 @@ def test_a_flag_that_cannot_be_is_refused_in_one_line(arguments: list[str], comp
 
 def test_an_unknown_command_is_refused_and_the_known_ones_are_named() -> None:
     line = refusal("sreve", form=SCRIPT)
-    names = "'demo', 'serve', 'simulate', 'worker'"
+    names = "'bench', 'demo', 'mock-worker', 'report', 'serve', 'simulate', 'worker'"
     assert line == f"warmroute: argument command: invalid choice: 'sreve' (choose from {names})"
 
 

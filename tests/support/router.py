@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-import uvicorn
 from warmroute_router.app import RouterApp
 from warmroute_router.config import RouterConfig, normalize_worker_url
-from warmroute_router.serve import server_config
+from warmroute_router.serving.door import Door
+from warmroute_router.serving.lifecycle import Lifecycle
 
 CONFIG = RouterConfig(
     worker_urls=(),
@@ -22,6 +22,8 @@ CONFIG = RouterConfig(
     usage_injection=True,
     log_level="info",
 )
+GRACE = 30.0
+"""Seconds. Nothing is left to be waited for where a test has passed."""
 
 
 class RunningRouter:
@@ -39,14 +41,15 @@ class RunningRouter:
 @asynccontextmanager
 async def running_router(*urls: str, config: RouterConfig = CONFIG) -> AsyncIterator[RunningRouter]:
     app = RouterApp(replace(config, worker_urls=tuple(normalize_worker_url(url) for url in urls)))
-    server = uvicorn.Server(server_config(app))
-    serving = asyncio.create_task(server.serve(sockets=[_listener()]))
-    await until(lambda: server.started)
-    port = server.servers[0].sockets[0].getsockname()[1]
+    listener = _listener()
+    lifecycle = Lifecycle(app, [Door(app, [listener])], delay=0, grace=GRACE)
+    started = asyncio.Event()
+    serving = asyncio.create_task(lifecycle.run(started.set))
+    await started.wait()
     try:
-        yield RunningRouter(app, port)
+        yield RunningRouter(app, listener.getsockname()[1])
     finally:
-        server.should_exit = True
+        lifecycle.stop()
         await serving
 
 

@@ -1,6 +1,7 @@
 """A request's head: how long it may be, and what must not be in it because two servers may read it in two ways."""
 
 import re
+from http import HTTPStatus
 
 from ..errors import RequestError
 from ..types import Headers
@@ -99,3 +100,11 @@ def head_too_large() -> RequestError:
 
 def _version_not_supported() -> RequestError:
     return _error(505, "This router speaks HTTP/1.1 and 1.0.", "http_version_not_supported")
+
+
+def last_answer(error: RequestError) -> bytes:
+    """To a client that has to come again on another connection."""
+    body = error.body
+    status = b"HTTP/1.1 %d %b" % (error.status, HTTPStatus(error.status).phrase.encode())
+    head = (status, b"content-type: application/json", b"content-length: %d" % len(body), b"connection: close")
+    return b"\r\n".join((*head, b"", body))

@@ -1,21 +1,23 @@
-"""The client's side of HTTP: uvicorn's protocol, guarded against clients that are slow, too long, or ambiguous.
+"""The client's side of HTTP/1.1, on httptools, guarded against clients that are slow, too long, or ambiguous.
 
-A request whose head and body come in one read costs a look at its head and no timer. Only where something is missing
-after a read do the clock and the counters run. What a client has sent wrong is answered in the OpenAI error shape,
-and the connection ends: behind a broken message nobody can say where the next one begins.
+Written by hand because it is the hot path. A request whose head and body come in one read costs its task, one write
+for its answer, and no timer. Only where something is missing after a read do the clock and the counters run. What a
+client has sent wrong is answered in the OpenAI error shape, and the connection ends: behind a broken message nobody
+can say where the next one begins.
 """
 
 import asyncio
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections import deque
 from typing import Any, cast
+from urllib.parse import unquote
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from ..errors import RequestError
 from ..silence import notice_silence
-from ..types import ON_DISCONNECT, Scope
+from ..types import Headers
+from .clients import Clients
+from .cycle import Cycle
 from .http_head import (
     MAX_HEAD,
     MAX_HEADERS,
@@ -23,6 +25,7 @@ from .http_head import (
     check_head,
     head_too_large,
     invalid,
+    last_answer,
     target_too_long,
     too_slow,
 )
@@ -35,7 +38,7 @@ READ_ON = 16
 _IDLE, _HEAD, _BODY = range(3)
 
 
-class GuardedProtocol(HttpToolsProtocol):
+class HttpProtocol(asyncio.Protocol):
     """One connection. Seconds, where not said otherwise."""
 
     head_timeout = 10.0
@@ -44,6 +47,8 @@ class GuardedProtocol(HttpToolsProtocol):
     """From a head's end to the body's end, and `1 / body_rate` more for each byte that has come."""
     body_rate = 500
     """Bytes per second."""
+    keep_alive = 75.0
+    """From an answer to the next request: longer than the idle timeout of clients and load balancers."""
     linger_pause = 2.0
     """Without a byte from the client, after which a connection that is to close does."""
     linger_timeout = 30.0
@@ -51,51 +56,73 @@ class GuardedProtocol(HttpToolsProtocol):
     stall_timeout = 300.0
     """That a client may leave sent bytes unacknowledged, or its window closed (TCP_USER_TIMEOUT)."""
 
-    _stage = _IDLE
-    """Which part of a message has begun and not ended yet."""
-    _fed = 0
-    """Bytes of the last read, as far as they can belong to a head, or to what a chunked body has beside its data."""
-    _overhead = 0
-    """The sum of these, over the reads of one head, or since the last data of a body."""
-    _body_started = 0.0
-    _body_received = 0
-    _clock: asyncio.TimerHandle | None = None
-    """Runs while the client is the one to be waited for."""
-    _deaf = False
-    """Nothing more is understood from this client, only thrown away."""
-    _discarded = 0
-    _on_disconnect: Callable[[], None] | None = None
-    """Of the request that is served."""
-    _served: RequestResponseCycle | None = None
-    """Whose answer is on its way. `cycle` is the last that has come."""
+    def __init__(self, clients: Clients, loop: asyncio.AbstractEventLoop) -> None:
+        self.write_paused = False
+        self._clients = clients
+        self._loop = loop
+        self._parser: httptools.HttpRequestParser | None = None
+        self._cycle: Cycle | None = None
+        """The last that has come."""
+        self._served: Cycle | None = None
+        """Whose answer is on its way."""
+        self._pipeline: deque[Cycle] = deque()
+        self._read_paused = False
+        self._drained: asyncio.Future[None] | None = None
+        self._idle_since = 0.0
+        self._url = b""
+        self._headers: Headers = []
+        self._expects_continue = False
+        self._stage = _IDLE
+        """Which part of a message has begun and not ended yet."""
+        self._fed = 0
+        """Bytes of the last read that can belong to a head, or to what a chunked body has beside its data."""
+        self._overhead = 0
+        """The sum of these, over the reads of one head, or since the last data of a body."""
+        self._body_started = 0.0
+        self._body_received = 0
+        self._clock: asyncio.TimerHandle | None = None
+        """Runs while the client is the one to be waited for."""
+        self._deaf = False
+        """Nothing more is understood from this client, only thrown away."""
+        self._discarded = 0
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
         # uvloop has set TCP_NODELAY already.
-        sock = transport.get_extra_info("socket")
-        notice_silence(sock, idle=60, interval=15, count=4, unread=self.stall_timeout)
-        self._clock = self.loop.call_later(self.head_timeout, transport.close)
+        notice_silence(transport.get_extra_info("socket"), idle=60, interval=15, count=4, unread=self.stall_timeout)
+        self._new_parser()
+        peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+        self._scope: dict[str, Any] = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "scheme": "https" if transport.get_extra_info("sslcontext") else "http",
+            "root_path": "",
+            "client": (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) else None,
+            "server": (str(own[0]), int(own[1])) if isinstance(own, tuple) else None,
+        }
+        self._clients.connections.add(self)
+        self._clock = self._loop.call_later(self.head_timeout, self._transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if self._served is not None and not self._served.response_complete:
-            self._served.disconnected = True
-            self._served.message_event.set()
-            if self._on_disconnect is not None:
-                self._on_disconnect()
+        self._clients.connections.discard(self)
         self._stop_clock()
-        self._unset_keepalive_if_required()  # uvicorn leaves it where the connection broke
+        self.resume_writing()
+        self._parser = None
+        self._pipeline.clear()
+        if self._served is not None and not self._served.complete:
+            self._served.disconnect()
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             self._discarded += len(data)
             return
-        self._unset_keepalive_if_required()
         rest = data
         while rest:
             self._fed = len(rest)
             try:
-                self.parser.feed_data(rest)
+                cast("httptools.HttpRequestParser", self._parser).feed_data(rest)
                 break
             except httptools.HttpParserUpgrade as upgrade:
                 rest = self._decline_upgrade(rest[upgrade.args[0] :])
@@ -103,8 +130,16 @@ class GuardedProtocol(HttpToolsProtocol):
                 cause = error.__context__
                 self._refuse(cause if isinstance(cause, RequestError) else invalid(f"{error}"))
                 return
-        if self._stage or self.cycle is None or self.cycle.response_complete:
+        if self._stage or self._cycle is None or self._cycle.complete:
             self._await_rest(len(data))
+
+    def pause_writing(self) -> None:
+        self.write_paused = True
+
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
 
     # httptools callbacks
 
@@ -113,64 +148,136 @@ class GuardedProtocol(HttpToolsProtocol):
             self._stop_clock()
         self._stage = _HEAD
         self._overhead = 0
-        super().on_message_begin()
+        self._url = b""
+        # A new list: without that, trailers of a chunked body would still get into the last one.
+        self._headers = []
+        self._expects_continue = False
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self._expects_continue = True
+        self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self._clock is not None:
             self._stop_clock()
         self._check_size()
-        self.url = check_head(
-            self.parser.get_method(), self.url, self.parser.get_http_version(), self.headers
-        )  # its origin-form
-        super().on_headers_complete()
-        if self.pipeline and len(self.pipeline) <= READ_ON:
-            self.flow.resume_reading()
+        parser = cast("httptools.HttpRequestParser", self._parser)
+        method, version = parser.get_method(), parser.get_http_version()
+        target = check_head(method, self._url, version, self._headers)
+        raw_path, _, query = target.partition(b"?")
+        path = raw_path.decode("ascii")
+        scope = self._scope.copy()
+        scope["http_version"] = version
+        scope["method"] = method.decode("ascii")
+        scope["path"] = unquote(path) if "%" in path else path
+        scope["raw_path"] = raw_path
+        scope["query_string"] = query
+        scope["headers"] = self._headers
+        self._headers = []
+        keep_alive = version != "1.0" and parser.should_keep_alive()
+        cycle = Cycle(self, scope, keep_alive=keep_alive, expects_continue=self._expects_continue)
+        before, self._cycle = self._cycle, cycle
+        if before is None or before.complete:
+            self._serve(cycle)
+        else:
+            self._pipeline.append(cycle)
+            if len(self._pipeline) > READ_ON:
+                self.pause_reading()
         self._stage = _BODY
         self._overhead = 0
-        # The scope keeps the list: without this, trailers of a chunked body would still get into it.
-        self.headers = []
 
     def on_body(self, body: bytes) -> None:
         self._fed = self._overhead = 0
-        super().on_body(body)
+        cycle = cast("Cycle", self._cycle)
+        if not cycle.complete:
+            cycle.feed(body)
 
     def on_message_complete(self) -> None:
         if self._clock is not None:
             self._stop_clock()
         self._stage = _IDLE
         self._fed = 0
-        super().on_message_complete()
+        cast("Cycle", self._cycle).feed_end()
 
-    def on_response_complete(self) -> None:
-        self._on_disconnect = None
-        super().on_response_complete()
-        if (self._stage or self._deaf) and not self.transport.is_closing():
+    # What a cycle asks for
+
+    @property
+    def closes_connections(self) -> bool:
+        return self._clients.closes_connections
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    def write_both(self, head: bytes, body: bytes) -> None:
+        self._transport.writelines((head, body))
+
+    async def drained(self) -> None:
+        self._drained = self._loop.create_future()
+        try:
+            await self._drained
+        finally:
+            self._drained = None
+
+    def pause_reading(self) -> None:
+        if not self._read_paused:
+            self._read_paused = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._read_paused and not self._transport.is_closing():
+            self._read_paused = False
+            self._transport.resume_reading()
+
+    def answered(self, cycle: Cycle) -> None:
+        if not cycle.keep_alive:
+            self._close()
+        if self._transport.is_closing():
+            return
+        self.resume_reading()
+        if self._pipeline:
+            waiting = self._pipeline.popleft()
+            if not waiting.disconnected:
+                self._serve(waiting)
+        else:
+            self._idle_since = self._loop.time()
+        if self._stage or self._deaf:
             self._after_answer()
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._served = cycle
-        self._on_disconnect = None
-        cast("Scope", cycle.scope)["extensions"] = {ON_DISCONNECT: self._tell_of_disconnect}
-        super()._start_asgi_task(cycle, app)
+    def cut(self) -> None:
+        self._close()
 
-    def _tell_of_disconnect(self, callback: Callable[[], None]) -> None:
-        self._on_disconnect = callback
-        if self._served is not None and self._served.disconnected:
-            self.loop.call_soon(callback)
+    def ended(self, cycle: Cycle) -> None:
+        if cycle.task is not None:
+            self._clients.tasks.discard(cycle.task)
+
+    def _serve(self, cycle: Cycle) -> None:
+        self._served = cycle
+        cycle.task = task = self._loop.create_task(cycle.run(self._clients.app))
+        self._clients.tasks.add(task)
+
+    def _new_parser(self) -> None:
+        self._parser = httptools.HttpRequestParser(self)
+        # What follows a request that closes is not served, and nothing to complain of.
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     # Limits
 
     def _check_size(self) -> None:
         """Of a whole head. Raises RequestError."""
-        if len(self.url) > MAX_TARGET:
+        if len(self._url) > MAX_TARGET:
             raise target_too_long()
-        if len(self.headers) > MAX_HEADERS:
+        if len(self._headers) > MAX_HEADERS:
             raise head_too_large()
-        if len(self.pipeline) >= MAX_PIPELINED:
+        if len(self._pipeline) >= MAX_PIPELINED:
             raise invalid(f"more than {MAX_PIPELINED} requests wait on this connection")
         # A read that held more than this head tells nothing of its size: then it is counted.
         if not self._fed or self._overhead + self._fed > MAX_HEAD:
-            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            size = len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers)
             if size > MAX_HEAD:
                 raise head_too_large()
 
@@ -178,31 +285,53 @@ class GuardedProtocol(HttpToolsProtocol):
         """After a read at whose end something is missing."""
         self._overhead += self._fed
         self._body_received += size
-        if self._stage == _HEAD and len(self.url) > MAX_TARGET:
+        if self._stage == _HEAD and len(self._url) > MAX_TARGET:
             self._refuse(target_too_long())
-        elif self._stage and (self._overhead > MAX_HEAD or len(self.headers) > MAX_HEADERS):
+        elif self._stage and (self._overhead > MAX_HEAD or len(self._headers) > MAX_HEADERS):
             self._refuse(head_too_large())
-        else:
-            if self._stage == _BODY:
-                self._close_gently_after(self.cycle)
-            if self._clock is None and self._waits_for_client():
-                self._start_clock()
+        elif self._clock is None and self._waits_for_client():
+            self._start_clock()
 
     # Deadlines
 
+    def close_if_idle(self, now: float) -> None:
+        """Between requests nothing else looks at the time."""
+        idle = self._cycle is not None and self._cycle.complete and not self._stage and not self._deaf
+        if idle and now - self._idle_since > self.keep_alive:
+            self._transport.close()
+
+    def shutdown(self, *, new: bool) -> None:
+        """Close once no answer is on its way; with `new` also where nothing has been asked yet."""
+        if self._cycle is None:
+            if new:
+                self._transport.close()
+        elif self._cycle.complete:
+            self._transport.close()
+        else:
+            self._cycle.keep_alive = False
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of answers that the client has not taken."""
+        return self._transport.get_write_buffer_size()
+
+    def abort(self) -> None:
+        """As if the client had left."""
+        self._transport.abort()
+
     def _waits_for_client(self) -> bool:
         """Not so while an answer is on its way, or a request waits for its turn."""
-        if self.cycle is None or self.cycle.response_complete:
+        if self._cycle is None or self._cycle.complete:
             return True
-        return self._stage == _BODY and not self.cycle.response_started and not self.pipeline
+        return self._stage == _BODY and not self._cycle.started and not self._pipeline
 
     def _start_clock(self) -> None:
         timeout = self.head_timeout
         if self._stage == _BODY:
             timeout = self.body_timeout
-            self._body_started = self.loop.time()
-            self._body_received = len(self.cycle.body)
-        self._clock = self.loop.call_later(timeout, self._time_is_up)
+            self._body_started = self._loop.time()
+            self._body_received = max(cast("Cycle", self._cycle).body_size, 0)
+        self._clock = self._loop.call_later(timeout, self._time_is_up)
 
     def _stop_clock(self) -> None:
         if self._clock is not None:
@@ -211,19 +340,19 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _time_is_up(self) -> None:
         self._clock = None
-        if self.transport.is_closing() or not self._waits_for_client():
+        if self._transport.is_closing() or not self._waits_for_client():
             return  # `_after_answer` starts it again
         if self._stage == _BODY and (left := self._body_time_left()) > 0:
-            self._clock = self.loop.call_later(left, self._time_is_up)
+            self._clock = self._loop.call_later(left, self._time_is_up)
         else:
             self._refuse(too_slow())
 
     def _body_time_left(self) -> float:
-        if self.flow.read_paused:  # by the router: the client cannot go on
-            self._body_started = self.loop.time()
+        if self._read_paused:  # by the router: the client cannot go on
+            self._body_started = self._loop.time()
             return self.body_timeout
         due = self._body_started + self.body_timeout + self._body_received / self.body_rate
-        return due - self.loop.time()
+        return due - self._loop.time()
 
     # The end of a connection
 
@@ -231,86 +360,68 @@ class GuardedProtocol(HttpToolsProtocol):
         """The connection's last answer, unless an earlier one is on its way: then it closes after that."""
         self._deaf = True
         self._stop_clock()
-        cycle = self.cycle
+        cycle = self._cycle
         in_body = self._stage == _BODY
-        if cycle is None or cycle.response_complete:
+        if cycle is None or cycle.complete:
             self._linger(None if in_body else error)  # a body may have had its answer early
-        elif not in_body or cycle.response_started:
+        elif not in_body or cycle.started:
             cycle.keep_alive = False
-            self._close_gently_after(cycle)
         else:
-            cycle.disconnected = True
-            cycle.message_event.set()
-            if not self.pipeline:  # else `_after_answer` closes when it would have been its turn
+            cycle.disconnect()
+            if not self._pipeline:  # else `_after_answer` closes when it would have been its turn
                 self._linger(error)
 
     def _after_answer(self) -> None:
+        """In the middle of a message, or after one that nobody understood."""
         if self._deaf:
-            self._unset_keepalive_if_required()
-            if self.cycle.disconnected and not self.pipeline:
+            if cast("Cycle", self._cycle).disconnected and not self._pipeline:
                 self._linger()
         elif self._waits_for_client():
-            self._unset_keepalive_if_required()
             self._stop_clock()
             self._start_clock()
 
-    def _close_gently_after(self, cycle: RequestResponseCycle) -> None:
-        """Let a cycle close by `_close`: a socket that closes with unread bytes may take the answer with it (RST)."""
-        if cycle.transport is self.transport:
-            gentle = SimpleNamespace(
-                write=self.transport.write, is_closing=self.transport.is_closing, close=self._close
-            )
-            cycle.transport = cast("asyncio.Transport", gentle)
-
     def _close(self) -> None:
+        """A socket that closes with unread bytes may take the answer with it (RST)."""
         if self._stage == _BODY or self._deaf:
             self._linger()
         else:
-            self.transport.close()
+            self._transport.close()
 
     def _linger(self, error: RequestError | None = None) -> None:
         """Close once the client has, or has been quiet for a moment: it may still be sending, and read only then."""
-        if self.transport.is_closing():
+        if self._transport.is_closing():
             return
         self._deaf = True
         self._stop_clock()
-        self._unset_keepalive_if_required()
-        self.pipeline.clear()
-        self.flow.resume_reading()
+        self._pipeline.clear()
+        self.resume_reading()
         if error is not None:
-            self.transport.write(_answer(error))
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-        self._linger_on(self.loop.time() + self.linger_timeout)
+            self._transport.write(last_answer(error))
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._linger_on(self._loop.time() + self.linger_timeout)
 
     def _linger_on(self, until: float) -> None:
         self._discarded = 0
-        self._clock = self.loop.call_later(self.linger_pause, self._end_lingering, until)
+        self._clock = self._loop.call_later(self.linger_pause, self._end_lingering, until)
 
     def _end_lingering(self, until: float) -> None:
-        unread = self.transport.get_write_buffer_size()
-        if unread or (self._discarded and self.loop.time() < until):
+        unread = self._transport.get_write_buffer_size()
+        if unread or (self._discarded and self._loop.time() < until):
             self._linger_on(until)
         else:
-            self.transport.abort()
+            self._transport.abort()
 
     def _decline_upgrade(self, rest: bytes) -> bytes:
         """The parser stops behind a head with `Upgrade`, since another protocol could follow. Here it is HTTP.
 
         Returns what of `rest` is to be read.
         """
-        lengths = dict(self.scope["headers"])
+        cycle = cast("Cycle", self._cycle)
+        lengths = dict(cycle.scope["headers"])
         if b"transfer-encoding" in lengths or lengths.get(b"content-length", b"0").strip(b" 0\t"):
             self._deaf = True  # the parser has skipped the body, so where it ends is unknown
-            self.cycle.keep_alive = False
-            self._close_gently_after(self.cycle)
+            cycle.keep_alive = False
             return b""
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+        self._new_parser()
         return rest
-
-
-def _answer(error: RequestError) -> bytes:
-    body = error.body
-    head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-    return STATUS_LINE[error.status] + head + body

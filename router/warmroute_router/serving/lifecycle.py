@@ -8,8 +8,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from uvicorn.lifespan.on import LifespanOn
-
 from ..app import RouterApp
 from .door import Door
 
@@ -47,30 +45,28 @@ class Lifecycle:
         self._ending.set()
 
     async def run(self, started: Callable[[], None]) -> bool:
-        """Until it is stopped; `started` is called once it serves. False where the application could not start."""
-        lifespan = LifespanOn(self._doors[0].config)
-        if not await self._start(lifespan):
+        """Until it is stopped; `started` is called once it serves. False where it did not get as far."""
+        if not await self._start():
             return self._stopping.is_set()
         for door in self._doors:
-            await door.open(lifespan.state)
+            await door.open()
         started()
         await self._stopping.wait()
         await self._drain()
-        await lifespan.shutdown()
+        await self._app.stop()
         return True
 
-    async def _start(self, lifespan: LifespanOn) -> bool:
+    async def _start(self) -> bool:
         """False where it is stopped meanwhile: then there is nothing to be ended in order."""
-        starting = asyncio.create_task(lifespan.startup())
+        starting = asyncio.create_task(self._app.start())
         stopping = asyncio.create_task(self._stopping.wait())
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not starting.done():
             starting.cancel()
-            lifespan.logger = logging.Logger("", logging.CRITICAL)  # it complains when the loop's end cancels it
             return False
         await starting
-        return not lifespan.should_exit
+        return True
 
     async def _drain(self) -> None:
         for door in self._doors:
