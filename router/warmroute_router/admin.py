@@ -65,7 +65,7 @@ class AdminApi:
 
     @staticmethod
     def handles(path: str) -> bool:
-        return path == PATH or path.startswith(f"{PATH}/")
+        return path.startswith(PATH) and path[len(PATH) :][:1] in ("", "/")
 
     @property
     def has_keys(self) -> bool:

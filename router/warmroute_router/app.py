@@ -44,7 +44,7 @@ from .retries import Retries
 from .routing import Routing
 from .tls import ReloadingContext, worker_context
 from .tree import MAX_TREE_BLOCKS, PrefixTree
-from .types import ASGIApp, Receive, Scope, Send
+from .types import ASGIApp, Receive, Scope, Send, Sender
 from .upstream.worker_client import Unanswered, WorkerClient
 
 MODELS_TIMEOUT = 5.0
@@ -113,10 +113,10 @@ class RouterApp:
         self._own_paths = frozenset(route.path for route in routes)
         self._control = Starlette(routes=routes, exception_handlers={RequestError: answer_error})
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Sender) -> None:
         if AdminApi.handles(scope["path"]):
             await self._administer(scope, receive, send)
-        elif not self._admits(scope):
+        elif self._keys is not None and not self._admits(scope):
             await self._refuse(unauthorized(), send)
         elif scope["path"] in self._own_paths and scope["method"] in ("GET", "HEAD"):
             await self._control(scope, receive, send)

@@ -28,7 +28,7 @@ from .placement import Placement
 from .prompt import read_prompt
 from .retries import DECLINING, Retries, is_repeatable
 from .routing import Routing
-from .types import ENDS_WITH_CLIENT, Body, Headers, Scope, Send
+from .types import ENDS_WITH_CLIENT, Body, Headers, Scope, Sender
 from .upstream.connection import Connection
 from .usage import UsageReader
 from .usage_injection import UsageFilter, ask_for_usage
@@ -74,7 +74,7 @@ class Exchange:
         self._suspect: Worker | None = None
         """Who answered 500, while it is not known whose fault that is: the worker's or the request's."""
 
-    async def run(self, send: Send) -> None:
+    async def run(self, send: Sender) -> None:
         """Raises RequestError where there is no answer to pass on."""
         # Engines stop generating when their connection closes, so a client that leaves must be seen at once.
         self._scope[ENDS_WITH_CLIENT] = True
@@ -102,7 +102,7 @@ class Exchange:
         self._late = TimedOut("request", self._total_timeout)
         task.cancel()
 
-    async def _run(self, send: Send) -> None:
+    async def _run(self, send: Sender) -> None:
         self._retries.earn()
         if self._admission is None:
             await self._relay(send)
@@ -113,7 +113,7 @@ class Exchange:
         finally:
             self._admission.leave()
 
-    async def _relay(self, send: Send) -> None:
+    async def _relay(self, send: Sender) -> None:
         prompt = self._routing.blocks_of(self._prompt, _session(self._scope["headers"]))
         tried: list[Worker] = []
         while True:
@@ -173,7 +173,7 @@ class Exchange:
             error, len(tried), repeatable=self._repeatable
         )
 
-    async def _send_to(self, placement: Placement, tried: list[Worker], send: Send) -> int:
+    async def _send_to(self, placement: Placement, tried: list[Worker], send: Sender) -> int:
         """Returns the worker's status, once the whole answer has been passed on."""
         worker = placement.worker
         without_body = self._scope["method"] == "HEAD"
@@ -188,7 +188,7 @@ class Exchange:
             if status >= 400:
                 self._consider(connection, placement, tried)
             self._clear_up()
-            first = await connection.read()
+            first = connection.take() or await connection.read()
             placement.answered() if status < 500 and status != 429 else placement.first_byte()
             usage = UsageReader(connection.headers)
             self._start_headers = response_headers(status, connection.headers, self._receipt(placement))
@@ -224,17 +224,23 @@ class Exchange:
             self._suspect.guard.failed(self._routing.now())
             self._suspect = None
 
-    async def _pass_body(self, connection: Connection, chunk: bytes, usage: UsageReader, send: Send) -> None:
+    async def _pass_body(self, connection: Connection, first: bytes, usage: UsageReader, send: Sender) -> None:
         hide = UsageFilter() if self._asks_for_usage and self._streams() else None
-        while not connection.complete:
-            usage.feed(chunk)
-            shown = hide.feed(chunk) if hide else chunk
-            if shown:
-                await send({"type": "http.response.body", "body": shown, "more_body": True})
-            chunk = await connection.read()
-        usage.feed(chunk)
-        last = hide.feed(chunk) + hide.flush() if hide else chunk
-        await send({"type": "http.response.body", "body": last})
+
+        def pass_on(piece: bytes) -> bool:
+            usage.feed(piece)
+            shown = hide.feed(piece) if hide else piece
+            return not shown or send.write(shown)
+
+        last = first
+        if not connection.complete:
+            pass_on(first)
+            await send.drained()
+            while not await connection.pour(pass_on):
+                await send.drained()
+            last = connection.take()
+        usage.feed(last)
+        await send({"type": "http.response.body", "body": hide.feed(last) + hide.flush() if hide else last})
 
     def _settle(self, placement: Placement, reader: UsageReader) -> None:
         usage = reader.result()
@@ -252,13 +258,13 @@ class Exchange:
         """What the router decided, for whoever reads the answer."""
         return [
             (b"x-request-id", self._request_id),
-            (b"x-warmroute-worker", placement.worker.url.encode("ascii")),
-            (b"x-warmroute-policy", self._routing.policy_name.encode("ascii")),
+            (b"x-warmroute-worker", placement.worker.url_bytes),
+            (b"x-warmroute-policy", self._routing.policy_bytes),
             (b"x-warmroute-prompt-tokens", b"%d" % placement.prompt.tokens),
             (b"x-warmroute-matched-tokens", b"%d" % placement.captured),
         ]
 
-    async def _break_off(self, error: UpstreamError, send: Send) -> None:
+    async def _break_off(self, error: UpstreamError, send: Sender) -> None:
         """After the first byte: an SSE error event, or, in any other answer, a cut connection."""
         if self._streams():
             answer = worker_failed(error)
@@ -268,10 +274,10 @@ class Exchange:
 
 
 def _session(headers: Headers) -> str:
-    return next((value.decode("latin-1") for name, value in headers if name == SESSION_HEADER), "")
+    return dict(headers).get(SESSION_HEADER, b"").decode("latin-1")
 
 
 def _retry_after(headers: Headers) -> float | None:
     """Seconds; the other form, a date, is not read."""
-    value = next((value for name, value in headers if name.lower() == b"retry-after"), b"")
+    value = dict(headers).get(b"retry-after", b"")
     return float(value) if value.isdigit() and len(value) < 10 else None

@@ -53,6 +53,7 @@ class Worker:
         self.index = index
         self.spec = spec
         self.url = spec.url
+        self.url_bytes = spec.url.encode("ascii")
         self.pool = pool
         self.state = State.STARTING
         self.guard = Guard(breaker)
@@ -116,7 +117,8 @@ class Worker:
     @property
     def cache_fill(self) -> float:
         """0 to 1. As long as the size of its cache is not known, there is room in it."""
-        return max(min(self.retention.filled / self.retention.blocks, 1.0), 0.0)
+        fill = self.retention.filled / self.retention.blocks
+        return 1.0 if fill > 1.0 else fill if fill > 0.0 else 0.0
 
 
 _NO_LIMITS = TimeoutConfig()

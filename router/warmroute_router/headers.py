@@ -21,12 +21,16 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-_NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 _ID = re.compile(rb"[!-~]{1,200}")
 """ASCII without spaces and control characters."""
 _WITHOUT_BODY = frozenset({204, 304})
 """A 304 may tell the length of what it does not send; the server below would wait for those bytes."""
 _SET_BY_US = frozenset({b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-request-id"})
+_NEEDED = _FRAMING | {b"host"}
+"""Of a request, whatever its `connection` says."""
+_SPECIAL = _HOP_BY_HOP | _SET_BY_US | _FRAMING | {b"host", b"expect"}
+"""Of a request: what is not passed on as it came."""
 
 
 def request_id(headers: Headers) -> bytes:
@@ -43,24 +47,27 @@ def request_headers(scope: Scope, body_length: int, request_id: bytes) -> list[b
     Every end-to-end header passes as it came, in its order, also twice where it came twice.
     """
     received: Headers = scope["headers"]
-    dropped = _NOT_FORWARDED | _named_by_connection(received)
+    named = _named_by_connection(received) - _NEEDED
+    if named:
+        received = [(name, value) for name, value in received if name not in named]
     forwarded_for: list[bytes] = []
-    host: bytes | None = None
-    forwarded_host: bytes | None = None
+    host = forwarded_host = b""
+    has_proto = False
     has_length = body_length > 0
     lines: list[bytes] = []
     for name, value in received:
-        if name in dropped:
-            if name == b"host":
-                host = value
-            has_length = has_length or name in (b"content-length", b"transfer-encoding")
-        elif name not in _SET_BY_US:
+        if name not in _SPECIAL:
             lines.append(name + b": " + value)
+        elif name == b"host":
+            host = value
+        elif name in _FRAMING:
+            has_length = True
         elif name == b"x-forwarded-for":
             forwarded_for.append(value)
         elif name == b"x-forwarded-host":
             forwarded_host = value
         elif name == b"x-forwarded-proto":
+            has_proto = True
             lines.append(b"x-forwarded-proto: " + value)
     if has_length:
         lines.append(b"content-length: %d" % body_length)
@@ -70,8 +77,8 @@ def request_headers(scope: Scope, body_length: int, request_id: bytes) -> list[b
     if forwarded_for:
         lines.append(b"x-forwarded-for: " + b", ".join(forwarded_for))
     if forwarded_host or host:
-        lines.append(b"x-forwarded-host: " + (forwarded_host or host or b""))
-    if not any(line.startswith(b"x-forwarded-proto:") for line in lines):
+        lines.append(b"x-forwarded-host: " + (forwarded_host or host))
+    if not has_proto:
         lines.append(b"x-forwarded-proto: " + scope["scheme"].encode("ascii"))
     lines.append(b"x-request-id: " + request_id)
     return lines
@@ -102,20 +109,23 @@ def request_head(scope: Scope, lines: list[bytes], target: Target, key: str | No
 
 
 def response_headers(status: int, received: Headers, added: Headers) -> Headers:
-    """A worker's headers without the hop-by-hop ones, then those of `added` that the worker has not set."""
-    lowered = [(name.lower(), value) for name, value in received]
-    dropped = _HOP_BY_HOP | _named_by_connection(lowered)
-    if status in _WITHOUT_BODY:
-        dropped = dropped | {b"content-length"}
-    kept = [(name, value) for name, value in lowered if name not in dropped]
-    present = {name for name, _ in kept}
-    return kept + [(name, value) for name, value in added if name not in present]
+    """A worker's headers without the hop-by-hop ones, then those of `added` that the worker has not set.
+
+    Names come and go in lower case.
+    """
+    dropped = _HOP_BY_HOP | {b"content-length"} if status in _WITHOUT_BODY else _HOP_BY_HOP
+    names = {name for name, _ in received}
+    if not names.isdisjoint(dropped):
+        dropped = dropped | _named_by_connection(received)
+        received = [(name, value) for name, value in received if name not in dropped]
+        names -= dropped
+    if not names.isdisjoint(name for name, _ in added):
+        added = [(name, value) for name, value in added if name not in names]
+    return received + added
 
 
 def _named_by_connection(headers: Headers) -> frozenset[bytes] | set[bytes]:
-    for name, _ in headers:
-        if name == b"connection":
-            break
-    else:
+    values = [value for name, value in headers if name == b"connection"]
+    if not values:
         return frozenset()
-    return {token.strip().lower() for name, value in headers if name == b"connection" for token in value.split(b",")}
+    return {token.strip().lower() for value in values for token in value.split(b",")}

@@ -48,9 +48,12 @@ class Placement:
         """
         self.worker = worker
         self.prompt = prompt
-        self.available = min(round(best * prompt.block_tokens), prompt.tokens)
+        tokens, block_tokens = prompt.tokens, prompt.block_tokens
+        captured = round(predicted * block_tokens)
+        available = captured if best == predicted else round(best * block_tokens)
+        self.available = available if available < tokens else tokens
         """Tokens of the prompt that the best worker was predicted to hold."""
-        self.captured = min(round(predicted * prompt.block_tokens), prompt.tokens)
+        self.captured = captured if captured < tokens else tokens
         """Tokens of the prompt that the chosen worker was predicted to hold."""
         self.released = False
         self._now = now
@@ -58,9 +61,8 @@ class Placement:
         self._predicted = predicted
         # As the request found the worker.
         self._clock = worker.retention.clock
-        self._waiting_blocks = worker.backlog.tokens / prompt.block_tokens
-        new_tokens = prompt.tokens - self.captured
-        self._prefill = worker.backlog.add(new_tokens, sent_at, streamed=prompt.streamed)
+        self._waiting_blocks = worker.backlog.tokens / block_tokens
+        self._prefill = worker.backlog.add(tokens - self.captured, sent_at, streamed=prompt.streamed)
         self._ttft: float | None = None
         self._reading: float | None = None
         self._trial = worker.guard.begin()

@@ -7,7 +7,7 @@ never shown to a model.
 """
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import orjson
@@ -22,7 +22,9 @@ _TOOLS = b"\x1d"
 
 _WITH_STREAM_OPTIONS = frozenset({"/v1/chat/completions", "/v1/completions"})
 _NAMESPACE_FIELDS = ("model", "lora_path", "cache_salt", "extra_key", "chat_template")
-# What else of a message the templates render, beside role and content.
+_PLAIN = 2
+"""Fields of a message that has a role and content and no more."""
+# What else of a message the templates render.
 _MESSAGE_FIELDS = ("name", "reasoning_content", "tool_calls", "tool_call_id")
 _BEFORE_BASE64 = (b";base64,", b'"data":"', b'"data": "')
 """In data URLs; in Anthropic's images and OpenAI's audio."""
@@ -69,11 +71,13 @@ def read_prompt(path: str, body: Body) -> Prompt | None:
         return None
     try:
         payload = orjson.loads(_without_base64(body) if len(body) >= _LARGE else body)
-        namespace = b"".join(_namespace(payload))
-        key = b"".join(reader(payload))
+        namespace = _namespace(payload)
+        pieces: list[bytes] = []
+        reader(payload, pieces)
         streamed = payload.get("stream") is True
         lacks_usage = streamed and path in _WITH_STREAM_OPTIONS and "stream_options" not in payload
-        return Prompt(namespace, key, _string(payload, "model"), _session(payload), streamed, lacks_usage)
+        model, session = _string(payload, "model"), _session(payload)
+        return Prompt(namespace, b"".join(pieces), model, session, streamed, lacks_usage)
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
@@ -103,13 +107,15 @@ def _without_strings_behind(mark: bytes, body: Body) -> Body:
     return b"".join((*pieces, view[done:])) if pieces else body
 
 
-def _namespace(payload: Json) -> Iterable[bytes]:
+def _namespace(payload: Json) -> bytes:
     if not isinstance(payload, dict):
         raise TypeError("not an object")
+    namespace = b""
     for field in _NAMESPACE_FIELDS:
         value = payload.get(field)
         if value is not None:
-            yield field.encode() + _FIELD + _text(value) + _MESSAGE
+            namespace += field.encode() + _FIELD + _text(value) + _MESSAGE
+    return namespace
 
 
 def _string(payload: Json, field: str) -> str:
@@ -121,44 +127,47 @@ def _session(payload: Json) -> str:
     return _string(payload, "prompt_cache_key") or _string(payload, "user")
 
 
-def _chat(payload: Json) -> Iterable[bytes]:
-    yield from _tools(payload)
+# Each reader adds to the pieces of a key.
+
+
+def _chat(payload: Json, pieces: list[bytes]) -> None:
+    _tools(payload, pieces)
     for message in _list(payload["messages"]):
-        yield from _message(message)
+        _message(message, pieces)
 
 
-def _anthropic_messages(payload: Json) -> Iterable[bytes]:
-    yield from _tools(payload)
+def _anthropic_messages(payload: Json, pieces: list[bytes]) -> None:
+    _tools(payload, pieces)
     if payload.get("system"):
-        yield from _message({"role": "system", "content": payload["system"]})
+        _message({"role": "system", "content": payload["system"]}, pieces)
     for message in _list(payload["messages"]):
-        yield from _message(message)
+        _message(message, pieces)
 
 
-def _responses(payload: Json) -> Iterable[bytes]:
-    yield from _tools(payload)
+def _responses(payload: Json, pieces: list[bytes]) -> None:
+    _tools(payload, pieces)
     if payload.get("instructions"):
-        yield from _message({"role": "system", "content": payload["instructions"]})
+        _message({"role": "system", "content": payload["instructions"]}, pieces)
     items = payload["input"]
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
     for item in _list(items):
         if "role" in item:
-            yield from _message(item)
+            _message(item, pieces)
         else:  # function_call, function_call_output, reasoning
-            yield _MESSAGE + orjson.dumps(item)
+            pieces.append(_MESSAGE + orjson.dumps(item))
 
 
-def _completions(payload: Json) -> Iterable[bytes]:
-    yield from _text_or_tokens(payload["prompt"])
+def _completions(payload: Json, pieces: list[bytes]) -> None:
+    _text_or_tokens(payload["prompt"], pieces)
 
 
-def _generate(payload: Json) -> Iterable[bytes]:
+def _generate(payload: Json, pieces: list[bytes]) -> None:
     text = payload.get("text")
-    yield from _text_or_tokens(payload["input_ids"] if text is None else text)
+    _text_or_tokens(payload["input_ids"] if text is None else text, pieces)
 
 
-_READERS: dict[str, Callable[[Json], Iterable[bytes]]] = {
+_READERS: dict[str, Callable[[Json, list[bytes]], None]] = {
     "/v1/chat/completions": _chat,
     "/v1/completions": _completions,
     "/v1/messages": _anthropic_messages,
@@ -167,24 +176,24 @@ _READERS: dict[str, Callable[[Json], Iterable[bytes]]] = {
 }
 
 
-def _tools(payload: Json) -> Iterable[bytes]:
+def _tools(payload: Json, pieces: list[bytes]) -> None:
     tools = payload.get("tools")
     if tools:
-        yield _TOOLS + orjson.dumps(tools)
+        pieces.append(_TOOLS + orjson.dumps(tools))
 
 
-def _message(message: Json) -> Iterable[bytes]:
-    yield _MESSAGE + _text(message["role"]) + _FIELD
+def _message(message: Json, pieces: list[bytes]) -> None:
+    pieces.append(_MESSAGE + _text(message["role"]) + _FIELD)
     content = message.get("content")
     if isinstance(content, str):
-        yield content.encode()
+        pieces.append(content.encode())
     elif content is not None:
-        for part in _list(content):
-            yield _part(part)
-    for field in _MESSAGE_FIELDS:
-        value = message.get(field)
-        if value is not None:
-            yield _FIELD + field.encode() + _FIELD + _text(value)
+        pieces.extend(map(_part, _list(content)))
+    if len(message) > _PLAIN:
+        for field in _MESSAGE_FIELDS:
+            value = message.get(field)
+            if value is not None:
+                pieces.append(_FIELD + field.encode() + _FIELD + _text(value))
 
 
 def _part(part: Json) -> bytes:
@@ -201,16 +210,18 @@ def _part(part: Json) -> bytes:
     return xxh3_128_digest(_without_base64(rendered) if len(rendered) >= _LONG else rendered)
 
 
-def _text_or_tokens(prompt: Json) -> Iterable[bytes]:
+def _text_or_tokens(prompt: Json, pieces: list[bytes]) -> None:
     """A text, token ids, or a batch of either. The first prompt of a batch decides where the batch goes."""
     if isinstance(prompt, str):
-        yield prompt.encode()
-        return
-    if prompt and isinstance(prompt[0], int):
-        yield array("I", prompt).tobytes()
-        return
-    for item in _list(prompt):
-        yield (item.encode() if isinstance(item, str) else array("I", _list(item)).tobytes()) + _MESSAGE
+        pieces.append(prompt.encode())
+    elif prompt and isinstance(prompt[0], int):
+        pieces.append(array("I", prompt).tobytes())
+    else:
+        pieces.extend(map(_one_of_many, _list(prompt)))
+
+
+def _one_of_many(prompt: Json) -> bytes:
+    return (prompt.encode() if isinstance(prompt, str) else array("I", _list(prompt)).tobytes()) + _MESSAGE
 
 
 def _text(value: Json) -> bytes:

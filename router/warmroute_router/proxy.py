@@ -10,7 +10,7 @@ from .fan_out import PATHS as FOR_ALL
 from .fan_out import FanOut
 from .retries import Retries
 from .routing import Routing
-from .types import Body, Receive, Scope, Send
+from .types import Receive, Scope, Sender
 
 
 class Proxy:
@@ -35,7 +35,7 @@ class Proxy:
         self._total_timeout = total_timeout
         self._usage_injection = usage_injection
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Sender) -> None:
         try:
             if scope["path"] in FOR_ALL:
                 await self._fan_out(scope, receive, send)
@@ -43,8 +43,17 @@ class Proxy:
             if self.admission is not None:
                 self.admission.check()
             body = await self.bodies.read(scope, receive)
+            exchange = Exchange(
+                self._routing,
+                self._retries,
+                self.admission,
+                scope,
+                body,
+                total_timeout=self._total_timeout,
+                usage_injection=self._usage_injection,
+            )
             try:
-                await self._exchange(scope, body).run(send)
+                await exchange.run(send)
             finally:
                 self.bodies.release(body)
         except RequestError as error:
@@ -52,14 +61,3 @@ class Proxy:
             await send_error(send, error)
         except ClientLeft:
             self.refused[CLIENT_LEFT] += 1
-
-    def _exchange(self, scope: Scope, body: Body) -> Exchange:
-        return Exchange(
-            self._routing,
-            self._retries,
-            self.admission,
-            scope,
-            body,
-            total_timeout=self._total_timeout,
-            usage_injection=self._usage_injection,
-        )

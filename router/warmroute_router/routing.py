@@ -37,6 +37,7 @@ class Routing:
         self.fleet = fleet
         self.tree = tree
         self.policy_name = policy_name
+        self.policy_bytes = policy_name.encode("ascii")
         self.token_ratio = TokenRatio()
         self.decisions: Counter[str] = Counter()
         """By the policy's reason."""
@@ -85,9 +86,9 @@ class Routing:
         view = FleetView(workers, cached, self._mean_new_tokens, doubtful, self.has_peers)
         worker, reason = self._policy.choose(prompt, view)
         self.decisions[reason if prompt.tokens else "no_prompt"] += 1
-        all_ready = len(workers) == len(self.fleet.workers)
-        best = max(cached.values() if all_ready else [cached.get(each.index, 0) for each in workers], default=0)
-        predicted = cached.get(worker.index, 0)
+        predicted = best = cached.get(worker.index, 0)
+        if len(cached) > 1 or not predicted:
+            best = max([cached.get(each.index, 0) for each in workers])
         readings = path.readings(worker.index)
         placement = Placement(worker, prompt, self.now, sent_at=now, best=best, predicted=predicted, path=readings)
         reading = self._note(worker, path, readings, predicted, now)

@@ -1,7 +1,7 @@
 """The ASGI protocol and the few aliases that the whole package shares."""
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -12,6 +12,21 @@ ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 ENDS_WITH_CLIENT = "warmroute.ends_with_client"
 """A key that a request's scope may be given: its task is cancelled then as soon as its client leaves. To wait for
 that by `receive` would take a task more for each request."""
+
+
+class Sender(Protocol):
+    """The `send` of our own server. Of a body it also takes pieces without a turn of the loop for each."""
+
+    def __call__(self, message: Message) -> Awaitable[None]: ...
+    def write(self, body: bytes) -> bool:
+        """A piece that is not the last. False where the client has not taken what it was sent: wait for `drained`."""
+
+    async def drained(self) -> None:
+        """Until the client has taken enough; at once where it has."""
+
+
+App: TypeAlias = Callable[[Scope, Receive, Sender], Awaitable[None]]
+"""What our own server serves; any ASGI application is one."""
 
 Body: TypeAlias = bytes | bytearray
 """Of a request. Nobody changes it."""

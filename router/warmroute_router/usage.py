@@ -23,7 +23,8 @@ class UsageReader:
     """Watches one reply go by. Nothing is parsed before its end, and no more than a bounded part is kept."""
 
     def __init__(self, headers: Headers) -> None:
-        kind = next((value.lower() for name, value in headers if name.lower() == b"content-type"), b"")
+        """Names are in lower case."""
+        kind = dict(headers).get(b"content-type", b"").lower()
         self._streamed = kind.startswith(b"text/event-stream")
         self._limit = STREAM_TAIL if self._streamed else MAX_JSON
         self._wanted = self._streamed or kind.startswith(b"application/json")
@@ -47,7 +48,7 @@ class UsageReader:
     def result(self) -> Usage | None:
         if not self._wanted:
             return None
-        body = b"".join(self._chunks)
+        body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         if not self._streamed:
             return _usage_of(_parse(body))
         # From the end, since the usage is in one of the last events, up to a full line.
@@ -69,13 +70,16 @@ def _parse(data: bytes) -> Any:
 def _usage_of(reply: Any) -> Usage | None:
     if not isinstance(reply, dict):
         return None
-    for holder in (reply, reply.get("response"), reply.get("message")):
-        if isinstance(holder, dict):
-            for field in ("usage", "meta_info"):
-                usage = _read(holder.get(field))
-                if usage is not None:
-                    return usage
-    return None
+    usage = _read_either(reply)
+    for field in ("response", "message"):
+        if usage is None and isinstance(holder := reply.get(field), dict):
+            usage = _read_either(holder)
+    return usage
+
+
+def _read_either(holder: dict[str, Any]) -> Usage | None:
+    usage = _read(holder.get("usage"))
+    return _read(holder.get("meta_info")) if usage is None else usage
 
 
 def _read(usage: Any) -> Usage | None:

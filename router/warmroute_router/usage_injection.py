@@ -30,6 +30,8 @@ class UsageFilter:
 
     def feed(self, chunk: bytes) -> bytes:
         """What may go on. The beginning of an event waits for its end: nobody could use it before."""
+        if not self._held and chunk.endswith(b"\n\n"):  # whole events, as engines write them
+            return _without_usage(chunk) if b'"usage"' in chunk else chunk
         data = self._held + chunk if self._held else chunk
         end = _end_of_last_event(data)
         if len(data) - end > _MAX_HELD:

@@ -493,3 +493,15 @@ async def test_what_a_client_did_not_read_is_given_up_at_once_and_not_by_the_gar
             await until(lambda: not any(type(each) is Connection for each in gc.get_objects()))
         finally:
             gc.enable()
+
+
+async def test_a_workers_headers_count_in_any_case_and_go_on_in_lower_case() -> None:
+    body = b'{"usage": {"prompt_tokens": 8, "prompt_tokens_details": {"cached_tokens": 4}}}'
+    head = b"HTTP/1.1 200 OK\r\nCoNtEnT-LeNgTh: %d\r\nCONTENT-TYPE: application/json\r\nX-Mixed: Yes\r\n\r\n" % len(
+        body
+    )
+    async with fleet(answering(head + body)) as (router, _):
+        reply = await post(router)
+        assert (reply.status_code, reply.content) == (200, body)
+        assert [name for name, _ in reply.headers.raw][:3] == [b"content-length", b"content-type", b"x-mixed"]
+        assert router.app.fleet.workers[0].delivered_tokens == 4

@@ -50,7 +50,6 @@ def test_hop_by_hop_headers_stay_here(name: bytes) -> None:
     length = [b"content-length: 0"] if name == b"transfer-encoding" else []
     assert forwarded(around) == [b"x-before: 1", b"x-after: 2", *length]
     assert response_headers(200, around, []) == [(b"x-before", b"1"), (b"x-after", b"2")]
-    assert response_headers(200, [(name.upper(), b"value")], []) == []
 
 
 def test_expect_and_host_stay_here_in_a_request_and_pass_in_a_response() -> None:
@@ -73,8 +72,6 @@ NAMED: Headers = [
 def test_what_the_connection_header_names_stays_here() -> None:
     assert forwarded(NAMED) == [b"x-four: 4"]
     assert response_headers(200, NAMED, []) == [(b"x-four", b"4")]
-    mixed_case = [(name.title(), value) for name, value in NAMED]
-    assert response_headers(200, mixed_case, []) == [(b"x-four", b"4")]
 
 
 def test_the_connection_header_hides_no_more_than_it_names() -> None:
@@ -150,20 +147,14 @@ def test_without_a_request_id_a_new_one_is_made() -> None:
     assert {len(bytes.fromhex(each.decode())) for each in made} == {16}
 
 
-def test_a_response_keeps_order_and_doubles_and_its_names_are_lowered() -> None:
+def test_a_response_keeps_order_and_doubles() -> None:
     received: Headers = [
-        (b"Set-Cookie", b"a=1"),
-        (b"Content-Type", b"text/X"),
-        (b"SET-COOKIE", b"b=2"),
-        (b"Date", b"d"),
-    ]
-    assert response_headers(200, received, [(b"x-added", b"1")]) == [
         (b"set-cookie", b"a=1"),
         (b"content-type", b"text/X"),
         (b"set-cookie", b"b=2"),
         (b"date", b"d"),
-        (b"x-added", b"1"),
     ]
+    assert response_headers(200, received, [(b"x-added", b"1")]) == [*received, (b"x-added", b"1")]
 
 
 @pytest.mark.parametrize(
@@ -171,12 +162,12 @@ def test_a_response_keeps_order_and_doubles_and_its_names_are_lowered() -> None:
 )
 def test_a_status_without_a_body_has_no_length(status: int, kept: bool) -> None:
     etag, length = (b"etag", b"x"), (b"content-length", b"5")
-    assert response_headers(status, [(b"Content-Length", b"5"), etag], []) == ([length, etag] if kept else [etag])
+    assert response_headers(status, [length, etag], []) == ([length, etag] if kept else [etag])
 
 
 def test_the_workers_own_request_id_wins() -> None:
     added: Headers = [(b"x-request-id", b"router"), (b"x-warmroute-worker", b"w")]
-    assert response_headers(200, [(b"X-Request-Id", b"worker")], added) == [
+    assert response_headers(200, [(b"x-request-id", b"worker")], added) == [
         (b"x-request-id", b"worker"),
         (b"x-warmroute-worker", b"w"),
     ]

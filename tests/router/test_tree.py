@@ -6,7 +6,7 @@ from itertools import islice, pairwise
 from math import inf, nan
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.tree import FOREVER, Keeping, sent_blocks
 from warmroute_router.tree import PrefixTree, Record, Restoration
@@ -193,6 +193,7 @@ def test_unbounded_it_equals_the_naive_model(
 
 @settings(max_examples=400)
 @given(st.lists(st.tuples(st.sampled_from(["insert", "insert", "forget"]), prompts, workers)), prompts, workers)
+@example([("insert", [0, 0], 0), ("insert", [0], 0)], [0, 0], 0)  # two nodes of different times become one
 def test_what_is_retracted_at_once_has_never_been(history: list[Step], prompt: list[int], worker: int) -> None:
     tree, naive = filled(history)
     path = tree.find(chained(prompt))

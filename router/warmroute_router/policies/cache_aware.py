@@ -55,14 +55,19 @@ class CacheAware:
         unseen = TOKENS_PER_REQUEST if fleet.has_peers else 0
         limit = inf
         costs: list[tuple[float, W]] = []
-        for index in sorted(range(len(workers)), key=bounds.__getitem__):
-            bound, worker = bounds[index], workers[index]
-            if bound > limit:
-                break
-            new = tokens - expected(worker.index, 0) * block_tokens
-            cost = bound + _eviction(worker, mean_recent) * new * worker.slowness
+        first = bounds.index(min(bounds))
+        for index in (first, *range(len(workers))):
+            bound = bounds[index]
+            if bound > limit or (index == first and costs):
+                continue
+            worker = workers[index]
+            cost = bound
+            if fill := worker.cache_fill:
+                new = tokens - expected(worker.index, 0) * block_tokens
+                cost += _eviction(worker.recent_new_tokens, mean_recent) * fill * new * worker.slowness
             costs.append((cost, worker))
-            limit = min(limit, cost + unseen)
+            if cost + unseen < limit:
+                limit = cost + unseen
         best = [worker for cost, worker in costs if cost <= limit]
         chosen = best[0] if len(best) == 1 else _first_of_equals(best, prompt, fleet, mean_recent)
         return Choice(chosen, _reason(chosen, fleet))
@@ -78,10 +83,10 @@ def _expected_blocks(fleet: FleetView[W]) -> Mapping[int, float]:
     return expected
 
 
-def _eviction(worker: W, mean_recent: float) -> float:
-    """What a token that comes in costs there beside its computation."""
-    pressure = worker.recent_new_tokens / mean_recent if mean_recent else 1.0
-    return EVICTION * min(max(pressure, 1.0), MAX_PRESSURE) * worker.cache_fill
+def _eviction(recent: float, mean_recent: float) -> float:
+    """What a token that comes into a full cache costs there beside its computation."""
+    pressure = recent / mean_recent if mean_recent else 1.0
+    return EVICTION * min(max(pressure, 1.0), MAX_PRESSURE)
 
 
 def _first_of_equals(best: list[W], prompt: PromptBlocks, fleet: FleetView[W], mean_recent: float) -> W:

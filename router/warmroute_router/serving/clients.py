@@ -3,14 +3,14 @@
 import asyncio
 from typing import TYPE_CHECKING
 
-from ..types import ASGIApp
+from ..types import App
 
 if TYPE_CHECKING:
     from .http_protocol import HttpProtocol
 
 
 class Clients:
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: App) -> None:
         self.app = app
         self.connections: set[HttpProtocol] = set()
         self.tasks: set[asyncio.Task[None]] = set()

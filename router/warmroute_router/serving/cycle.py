@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import Protocol
 
 from ..errors import error_body
-from ..types import ENDS_WITH_CLIENT, ASGIApp, Headers, Message, Scope
+from ..types import ENDS_WITH_CLIENT, App, Headers, Message, Scope
 
 logger = logging.getLogger(__name__)
 
@@ -95,9 +95,9 @@ class Cycle:
             self.task.cancel()
         self._wake()
 
-    async def run(self, app: ASGIApp) -> None:
+    async def run(self, app: App) -> None:
         try:
-            await app(self.scope, self.receive, self.send)
+            await app(self.scope, self.receive, self)
         except asyncio.CancelledError:
             if not self.disconnected:
                 raise
@@ -116,8 +116,8 @@ class Cycle:
             return
         body = error_body("The router failed; its log says how.", type="server_error", code="internal_error")
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        await self.send({"type": "http.response.start", "status": 500, "headers": headers})
-        await self.send({"type": "http.response.body", "body": body})
+        await self({"type": "http.response.start", "status": 500, "headers": headers})
+        await self({"type": "http.response.body", "body": body})
 
     async def _wait(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()
@@ -147,17 +147,32 @@ class Cycle:
         body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         return {"type": "http.request", "body": body, "more_body": self._more_body}
 
-    async def send(self, message: Message) -> None:
-        """Nothing is written before there is some of the body: then both go out in one packet."""
-        line = self._line
-        if line.write_paused and not self.disconnected:
-            await line.drained()
-        if self.disconnected:
-            return
+    async def __call__(self, message: Message) -> None:
+        """ASGI's `send`. Nothing is written before there is some of the body: then both go out in one packet."""
         if message["type"] == "http.response.start":
             self._head = self._start(message["status"], message["headers"])
             return
-        body, more_body = message.get("body", b""), message.get("more_body", False)
+        await self.drained()
+        if self.disconnected:
+            return
+        more_body = message.get("more_body", False)
+        self._write(message.get("body", b""), more_body)
+        if not more_body:
+            self.complete = True
+            self._chunks.clear()
+            self._wake()
+            self._line.answered(self)
+
+    def write(self, body: bytes) -> bool:
+        if not self.disconnected:
+            self._write(body, more_body=True)
+        return not self._line.write_paused
+
+    async def drained(self) -> None:
+        if self._line.write_paused and not self.disconnected:
+            await self._line.drained()
+
+    def _write(self, body: bytes, more_body: bool) -> None:
         if self._without_body:
             body = b""
         elif self._chunked:
@@ -169,16 +184,11 @@ class Cycle:
         if not self.started:
             self.started = True
             if len(body) <= _JOINED:
-                line.write(self._head + body)
+                self._line.write(self._head + body)
             else:
-                line.write_both(self._head, body)
+                self._line.write_both(self._head, body)
         elif body:
-            line.write(body)
-        if not more_body:
-            self.complete = True
-            self._chunks.clear()
-            self._wake()
-            line.answered(self)
+            self._line.write(body)
 
     def _start(self, status: int, headers: Headers) -> bytes:
         fields = dict(headers)

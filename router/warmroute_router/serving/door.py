@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Sequence
 from typing import Any
 
-from ..types import ASGIApp
+from ..types import App
 from .clients import Clients
 from .http_protocol import HttpProtocol
 from .listen import BACKLOG
@@ -18,7 +18,7 @@ SWEEP_INTERVAL = 1.0
 
 
 class Door:
-    def __init__(self, app: ASGIApp, listeners: Sequence[socket.socket], tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, app: App, listeners: Sequence[socket.socket], tls: ssl.SSLContext | None = None) -> None:
         self._clients = Clients(app)
         self._listeners = listeners
         self._tls: dict[str, Any] = {}

@@ -56,11 +56,15 @@ class HttpProtocol(asyncio.Protocol):
     stall_timeout = 300.0
     """That a client may leave sent bytes unacknowledged, or its window closed (TCP_USER_TIMEOUT)."""
 
+    _transport: asyncio.Transport
+    """Since `connection_made`, like the next two."""
+    _parser: httptools.HttpRequestParser
+    _scope: dict[str, Any]
+
     def __init__(self, clients: Clients, loop: asyncio.AbstractEventLoop) -> None:
         self.write_paused = False
         self._clients = clients
         self._loop = loop
-        self._parser: httptools.HttpRequestParser | None = None
         self._cycle: Cycle | None = None
         """The last that has come."""
         self._served: Cycle | None = None
@@ -94,7 +98,7 @@ class HttpProtocol(asyncio.Protocol):
         notice_silence(transport.get_extra_info("socket"), idle=60, interval=15, count=4, unread=self.stall_timeout)
         self._new_parser()
         peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
-        self._scope: dict[str, Any] = {
+        self._scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "scheme": "https" if transport.get_extra_info("sslcontext") else "http",
@@ -109,7 +113,7 @@ class HttpProtocol(asyncio.Protocol):
         self._clients.connections.discard(self)
         self._stop_clock()
         self.resume_writing()
-        self._parser = None
+        self._parser = None  # type: ignore[assignment]  # it refers back to the connection
         self._pipeline.clear()
         if self._served is not None and not self._served.complete:
             self._served.disconnect()
@@ -122,7 +126,7 @@ class HttpProtocol(asyncio.Protocol):
         while rest:
             self._fed = len(rest)
             try:
-                cast("httptools.HttpRequestParser", self._parser).feed_data(rest)
+                self._parser.feed_data(rest)
                 break
             except httptools.HttpParserUpgrade as upgrade:
                 rest = self._decline_upgrade(rest[upgrade.args[0] :])
@@ -166,7 +170,7 @@ class HttpProtocol(asyncio.Protocol):
         if self._clock is not None:
             self._stop_clock()
         self._check_size()
-        parser = cast("httptools.HttpRequestParser", self._parser)
+        parser = self._parser
         method, version = parser.get_method(), parser.get_http_version()
         target = check_head(method, self._url, version, self._headers)
         raw_path, _, query = target.partition(b"?")
@@ -193,16 +197,16 @@ class HttpProtocol(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self._fed = self._overhead = 0
-        cycle = cast("Cycle", self._cycle)
-        if not cycle.complete:
-            cycle.feed(body)
+        if self._cycle is not None and not self._cycle.complete:
+            self._cycle.feed(body)
 
     def on_message_complete(self) -> None:
         if self._clock is not None:
             self._stop_clock()
         self._stage = _IDLE
         self._fed = 0
-        cast("Cycle", self._cycle).feed_end()
+        if self._cycle is not None:
+            self._cycle.feed_end()
 
     # What a cycle asks for
 

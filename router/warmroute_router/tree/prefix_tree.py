@@ -84,8 +84,8 @@ class PrefixTree:
         """
         self.tick += 1
         steps = self.find(hashes).steps
-        if before:
-            self._split(steps, before[-1][0])  # what is new may have become one with what is not
+        for end, _ in before:  # what was sent at different times may have become one
+            self._split(steps, end)
         for node, depth in reversed(steps):
             if node.seen.get(worker) != reading:
                 continue

@@ -1,11 +1,13 @@
 """The worker's side of the data path: one connection, on httptools.
 
 Written by hand because it is the hot path: one `asyncio.Protocol`, one future to wait on, no task, no timer: whatever
-takes too long is found by the pool's sweep. What arrives in one read of the socket leaves in one piece, and nothing
-is read from a worker while more than `HIGH_WATER` bytes wait for the client.
+takes too long is found by the pool's sweep. What arrives in one read of the socket leaves in one piece, in the same
+turn of the loop where a sink is there (`pour`), and nothing is read from a worker while more than `HIGH_WATER` bytes
+wait for the client.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import cast
 
 import httptools
@@ -18,35 +20,44 @@ HIGH_WATER = 256 * 1024
 """Bytes of one response that may wait for the client before its worker is held back."""
 MAX_HEAD = 256 * 1024
 """Bytes of a response's head, interim ones included."""
+_JOINED = 64 * 1024
+"""Bytes of a body up to which it costs less to copy it behind its head than to pass two pieces to the kernel."""
 
 
 class Connection(asyncio.Protocol):
     """One HTTP/1.1 connection to a worker, one exchange at a time.
 
-    `request` sends and waits for the response's head (`status`, `headers`); `read` gives the body piece by
-    piece and `b""` at its end; `abort` breaks off. Raises `ConnectionLost` where the worker does.
+    `send`, then `head` waits for the response's (`status`, `headers`); `read` gives the body piece by piece and `b""`
+    at its end; `abort` breaks off. Raises `ConnectionLost` where the worker does.
     """
+
+    _transport: asyncio.Transport
+    """Since `connection_made`."""
+    _parser: httptools.HttpResponseParser
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._sink: Callable[[bytes], bool] | None = None
         self._error: UpstreamError | None = None
         self.idle_since = 0.0
         self.sent_at = self._waiting_since = 0.0
         self.reads = 0
         """Pieces of answers that came: a sign of life."""
+        self._no_body = True
         self._reset(no_body=False)
 
     def _reset(self, no_body: bool) -> None:
         self.status = 0
         self.headers: Headers = []
+        """Names in lower case."""
         self.complete = False
         self.answered = False
         """Whether any byte of a response has come."""
         self.begun = False
         """Whether any byte of its body has."""
-        self._parser = httptools.HttpResponseParser(self)
+        if self._no_body:  # the parser still waits for what an answer to HEAD only has the length of
+            self._parser = httptools.HttpResponseParser(self)
         self._no_body = no_body
         self._head_bytes = 0
         self._framed = False
@@ -66,19 +77,21 @@ class Connection(asyncio.Protocol):
         if not (self.complete and self._reusable and self._error is None):
             return False
         # A worker that answers before it has read all of a request would take the rest for the next one.
-        return not cast("asyncio.Transport", self._transport).get_write_buffer_size()
+        return not self._transport.get_write_buffer_size()
 
-    async def request(self, head: bytes, body: Body, *, no_body: bool = False) -> None:
-        """Send one request and wait for the response's head. `no_body` is for HEAD, whose answer has none."""
-        assert self._transport is not None, "request() before connection_made()"
+    def send(self, head: bytes, body: Body, *, no_body: bool = False) -> None:
+        """One request. `no_body` is for HEAD, whose answer has none."""
         if self._error is not None:
             raise self._error
         self._reset(no_body)
         self.sent_at = self._loop.time()
-        if body:
-            self._transport.writelines((head, body))
+        if len(body) <= _JOINED:
+            self._transport.write(head + body)
         else:
-            self._transport.write(head)
+            self._transport.writelines((head, body))
+
+    async def head(self) -> None:
+        """Wait until `status` and `headers` are there."""
         while not self._head_done:
             await self._more()
 
@@ -87,15 +100,36 @@ class Connection(asyncio.Protocol):
             if self.complete:
                 return b""
             await self._more()
-        chunks, self._chunks, self._buffered = self._chunks, [], 0
+        return self.take()
+
+    def take(self) -> bytes:
+        """What has come of the body and has not been read; nothing where that is nothing."""
+        chunks = self._chunks
+        if not chunks:
+            return b""
+        self._chunks, self._buffered = [], 0
         if self._paused:
             self._paused = False
-            cast("asyncio.Transport", self._transport).resume_reading()
+            self._transport.resume_reading()
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
+    async def pour(self, sink: Callable[[bytes], bool]) -> bool:
+        """Hand each piece of the body to `sink` as it comes, in the same turn of the loop: no task has to be woken.
+
+        Until the last has come, which is left for `take`. False where `sink` has enough before that.
+        """
+        if self._chunks and not self.complete and not sink(self.take()):
+            return False
+        self._sink = sink
+        try:
+            while self._sink is not None and not self.complete:
+                await self._more()
+        finally:
+            self._sink = None
+        return self.complete
+
     def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
 
     def discard(self) -> None:
         """Break off, once and for all, and let go of what nobody will read.
@@ -159,9 +193,15 @@ class Connection(asyncio.Protocol):
             if self._head_bytes > MAX_HEAD:
                 self.fail(ConnectionLost("the head of its response has no end"))
                 return
-        if self._buffered > HIGH_WATER and not self._paused and not self.complete:
-            self._paused = True
-            cast("asyncio.Transport", self._transport).pause_reading()
+        if not self.complete:
+            if self._sink is not None:
+                self._waiting_since = self._loop.time()
+                if not self._chunks or self._sink(self.take()):
+                    return
+                self._sink = None
+            elif self._buffered > HIGH_WATER and not self._paused:
+                self._paused = True
+                self._transport.pause_reading()
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -180,7 +220,7 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._head_done:  # trailers are not passed on
-            self.headers.append((name, value))
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
@@ -189,7 +229,7 @@ class Connection(asyncio.Protocol):
         self._interim = 100 <= self.status < 200
         if self._interim:
             return
-        names = {name.lower() for name, _ in self.headers}
+        names = dict(self.headers)
         self._framed = b"content-length" in names or b"transfer-encoding" in names
         self._head_done = True
         if self._no_body:

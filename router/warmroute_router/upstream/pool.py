@@ -64,7 +64,8 @@ class Pool:
     async def _exchange(self, connection: Connection, head: bytes, body: Body, no_body: bool) -> Connection:
         self._busy.add(connection)
         try:
-            await connection.request(head, body, no_body=no_body)
+            connection.send(head, body, no_body=no_body)
+            await connection.head()
         except BaseException:
             self._drop(connection)
             raise
