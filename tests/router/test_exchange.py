@@ -500,7 +500,7 @@ async def test_a_workers_headers_count_in_any_case_and_go_on_in_lower_case() -> 
     head = b"HTTP/1.1 200 OK\r\nCoNtEnT-LeNgTh: %d\r\nCONTENT-TYPE: application/json\r\nX-Mixed: Yes\r\n\r\n" % len(
         body
     )
-    async with fleet(answering(head + body)) as (router, _):
+    async with fleet(answering(head % len(body) + body)) as (router, _):
         reply = await post(router)
         assert (reply.status_code, reply.content) == (200, body)
         assert [name for name, _ in reply.headers.raw][:3] == [b"content-length", b"content-type", b"x-mixed"]

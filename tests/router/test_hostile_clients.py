@@ -14,8 +14,8 @@ import orjson
 import pytest
 from support.peer import STREAM_HEAD, Handler, Peer, PeerConnection, answering, chunk, response
 from support.router import CONFIG, RunningRouter, running_router, until
-from warmroute_router.serving.http_head import MAX_HEAD, MAX_HEADERS, MAX_TARGET
 from warmroute_router.serving.clients import Clients
+from warmroute_router.serving.http_head import MAX_HEAD, MAX_HEADERS, MAX_TARGET
 from warmroute_router.serving.http_protocol import MAX_PIPELINED, HttpProtocol
 from warmroute_router.types import ASGIApp, Receive, Scope, Send
 
