@@ -61,8 +61,12 @@ class Exchange:
         self._admission = admission
         self._scope = scope
         self._total_timeout = total_timeout
-        self._prompt = read_prompt(scope["path"], body)
-        self._asks_for_usage = usage_injection and self._prompt is not None and self._prompt.lacks_usage
+        prompt = read_prompt(scope["path"], body)
+        self._blocks = routing.blocks_of(prompt, _session(scope["headers"]))
+        # Of the prompt itself only this is kept: it may be as long as the body.
+        self._model = prompt.model if prompt is not None else ""
+        self._key_bytes = len(prompt.key) if prompt is not None else 0
+        self._asks_for_usage = usage_injection and prompt is not None and prompt.lacks_usage
         self._body = ask_for_usage(body) if self._asks_for_usage else body
         self._repeatable = is_repeatable(scope["method"], scope["path"])
         self._request_id = request_id(scope["headers"])
@@ -114,10 +118,9 @@ class Exchange:
             self._admission.leave()
 
     async def _relay(self, send: Sender) -> None:
-        prompt = self._routing.blocks_of(self._prompt, _session(self._scope["headers"]))
         tried: list[Worker] = []
         while True:
-            while (placement := self._routing.place(prompt, tried)) is None:
+            while (placement := self._routing.place(self._blocks, tried)) is None:
                 if not self._routing.is_full(tried):
                     wait = self._routing.shortest_wait()
                     raise no_worker() if wait is None else all_open(wait)
@@ -245,8 +248,8 @@ class Exchange:
     def _settle(self, placement: Placement, reader: UsageReader) -> None:
         usage = reader.result()
         placement.report(usage)
-        if usage is not None and self._prompt is not None:
-            self._routing.token_ratio.learn(self._prompt.model, len(self._prompt.key), usage.prompt_tokens)
+        if usage is not None:
+            self._routing.token_ratio.learn(self._model, self._key_bytes, usage.prompt_tokens)
 
     def _streams(self) -> bool:
         """Whether the answer is server-sent events, of a length that is not told beforehand."""

@@ -15,6 +15,7 @@ from .config import RouterConfig
 from .flags import parse_config
 from .metrics import build_registry
 from .processes.supervisor import supervise
+from .serving.allocator import keep_freed_memory
 from .serving.descriptors import raise_limit
 from .serving.door import Door
 from .serving.lifecycle import Lifecycle
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = parse_config(argv)
     set_up_logging(config.log_level)
     await_loop()
+    keep_freed_memory()
     try:
         return _serve(config)
     except CannotStart as error:

@@ -18,6 +18,7 @@ import uvloop
 
 from ..admission.shared_counts import SharedCounts
 from ..serve import Process, set_up_logging
+from ..serving.allocator import keep_freed_memory
 from ..serving.listeners import Listeners
 from ..serving.signals import ignore_signals
 from ..start import CannotStart, starting
@@ -29,6 +30,7 @@ LAST_MOMENT = 5.0
 
 def main() -> int:
     ignore_signals()
+    keep_freed_memory()
     parent = Connection(int(sys.argv[1]))
     try:
         assignment: Assignment = parent.recv()
