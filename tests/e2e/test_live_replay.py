@@ -13,17 +13,21 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 import pytest
 import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 from warmroute_loadtest import traces
+from warmroute_loadtest.bench.load import OwnTimes
+from warmroute_loadtest.bench.run import Bench, Plan
+from warmroute_loadtest.bench.workload import Workload
 from warmroute_loadtest.processes import processes, url_in
-from warmroute_loadtest.replay import Replayed, hit_rate, replay
 from warmroute_loadtest.simulator import FleetSpec, simulate
 from warmroute_loadtest.traces import Trace, load_trace
+
+T = TypeVar("T")
 
 SLICE = Path(traces.__file__).parent / "data" / "mooncake_slice.jsonl"
 WITHIN = 0.02
@@ -53,6 +57,19 @@ CASES = {
 }
 
 
+class Replayed(NamedTuple):
+    """A good answer, of which everything is known."""
+
+    worker: str
+    ttft: float
+    e2e: float
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    matched_tokens: int
+    """What the router predicted to be cached, by its own estimate of the prompt's length."""
+
+
 class Live(NamedTuple):
     """What came of one run."""
 
@@ -71,22 +88,52 @@ async def run(case: Case, routers: Sequence[Sequence[str]], parts: int = 1) -> L
     """
     spec = case.spec
     shape = ("--blocks", str(spec.blocks), "--block-tokens", str(case.trace.block_tokens))
-    pace = ("--prefill-rate", str(spec.prefill_rate), "--tpot", str(spec.tpot))
+    # Two events for each answer: more would keep this machine busy with what is not looked at here.
+    pace = ("--prefill-rate", str(spec.prefill_rate), "--tpot", str(spec.tpot), "--stream-interval", "1000000")
     answers: list[Replayed] = []
     with processes() as children:
-        started = [children.spawn("warmroute_loadtest.lru_worker", *shape, *pace) for _ in range(spec.workers)]
+        started = [children.spawn("warmroute_loadtest.mock_worker", *shape, *pace) for _ in range(spec.workers)]
         workers = [url_in(children.announcement(process)) for process in started]
         common = ("--port", "0", "--prometheus-port", "0", "--log-level", "warning", "--worker-urls", *workers)
         for part in divided(case.trace, parts):
             started = [children.spawn("warmroute_router", *common, *flags) for flags in routers]
             announcements = [children.announcement(process) for process in started]
             urls = [url_in(line) for line in announcements]
-            answers += await replay(part, urls, speed=spec.speed)
+            answers += await replay(part, urls, spec.speed)
             async with httpx.AsyncClient() as client:
                 shown = [worker for url in urls for worker in (await client.get(f"{url}/workers")).json()["workers"]]
                 exposed = [(await client.get(metrics_url(line))).text for line in announcements]
             children.stop(started)
     return Live(case, answers, shown, counters(exposed))
+
+
+async def replay(trace: Trace, urls: Sequence[str], speed: float) -> list[Replayed]:
+    """As plain text, so that no template moves the blocks."""
+    load = OwnTimes(speed)
+    plan = Plan(urls=urls, workload=Workload(trace), load=load, model="mock", endpoint="completions")
+    run = await Bench(plan).run()
+    assert [answer for answer in run.answers if not answer.good] == []
+    return [
+        Replayed(
+            answer.worker,
+            told(answer.ttft),
+            told(answer.e2e),
+            told(answer.prompt_tokens),
+            told(answer.completion_tokens),
+            told(answer.cached_tokens),
+            told(answer.matched_tokens),
+        )
+        for answer in run.answers
+    ]
+
+
+def told(value: T | None) -> T:
+    assert value is not None
+    return value
+
+
+def hit_rate(answers: Sequence[Replayed]) -> float:
+    return sum(answer.cached_tokens for answer in answers) / sum(answer.prompt_tokens for answer in answers)
 
 
 def divided(trace: Trace, parts: int) -> list[Trace]:
@@ -128,7 +175,6 @@ def test_the_hit_rate_is_the_simulated_one(live: Live) -> None:
 def test_every_request_is_answered_and_its_usage_adds_up(live: Live) -> None:
     trace = live.case.trace
     for request, answer in zip(trace.requests, live.answers, strict=True):
-        assert answer.status == 200
         assert (answer.prompt_tokens, answer.completion_tokens) == (request.input_tokens, request.output_tokens)
         assert answer.cached_tokens % trace.block_tokens == 0
         assert answer.cached_tokens <= len(request.block_ids) * trace.block_tokens
@@ -175,7 +221,6 @@ def test_three_routers_keep_the_hit_rate_of_one(live: Live, monkeypatch: pytest.
     """Not Mooncake's slice: there the hit rate of one router by itself differs by a tenth from run to run."""
     monkeypatch.setenv("WARMROUTE_GOSSIP_KEY", secrets.token_hex(32))
     three = uvloop.run(run(live.case, gossiping(ROUTERS)))
-    assert {answer.status for answer in three.answers} == {200}
     assert {(worker["in_flight"], worker["waiting_tokens"]) for worker in three.workers} == {(0, 0)}
     # All but what they decide before they have met: whoever starts first dials again half a second later.
     assert three.counters["warmroute_followed_decisions_total"] > 0.9 * (ROUTERS - 1) * len(three.answers)
@@ -186,5 +231,4 @@ def test_three_routers_keep_the_hit_rate_of_one(live: Live, monkeypatch: pytest.
 def test_a_router_that_restarts_again_and_again_keeps_it_too(live: Live, tmp_path: Path) -> None:
     """Four times. Without its file it keeps nine tenths."""
     restarted = uvloop.run(run(live.case, [("--state-file", str(tmp_path / "state"))], parts=5))
-    assert {answer.status for answer in restarted.answers} == {200}
     assert hit_rate(restarted.answers) >= KEPT * hit_rate(live.answers)

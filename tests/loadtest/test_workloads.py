@@ -3,9 +3,26 @@ from itertools import pairwise
 
 import pytest
 from warmroute_loadtest.traces import Trace, TraceError, TraceRequest, load_trace
-from warmroute_loadtest.traces.synthetic import WORKLOADS, few_shot, generated_shared_prefix, multi_turn, rag, zipf
+from warmroute_loadtest.traces.synthetic import (
+    WORKLOADS,
+    few_shot,
+    generated_shared_prefix,
+    multi_turn,
+    prefix_repetition,
+    rag,
+    zipf,
+)
 
-NAMES = ["multi_turn", "shared_prompt", "rag", "few_shot", "unique", "zipf", "generated_shared_prefix"]
+NAMES = [
+    "multi_turn",
+    "shared_prompt",
+    "rag",
+    "few_shot",
+    "unique",
+    "zipf",
+    "generated_shared_prefix",
+    "prefix_repetition",
+]
 
 
 def first_blocks(trace: Trace) -> Counter[int]:
@@ -73,6 +90,15 @@ def test_generated_shared_prefix_has_sglangs_shape() -> None:
     assert sorted(first_blocks(trace).values()) == [16] * 64
     # All but the first of each group find the system prompt.
     assert trace.ceiling == pytest.approx(15 / 16 * 2048 / 2176)
+
+
+def test_prefix_repetition_has_vllms_shape() -> None:
+    trace = prefix_repetition(requests=205)
+    assert {(request.input_tokens, request.output_tokens) for request in trace.requests} == {(512, 128)}
+    assert sorted(first_blocks(trace).values()) == [20] * 5 + [21] * 5
+    shared = {common(one, other) for one in trace.requests for other in trace.requests if one is not other}
+    assert shared == {0, 256 // 64}
+    assert len(prefix_repetition().requests) == 1000
 
 
 def test_shared_prompt_and_unique_are_the_two_ends() -> None:

@@ -42,5 +42,8 @@ async def series(client: httpx.AsyncClient) -> dict[str, float]:
 async def until_idle(client: httpx.AsyncClient) -> None:
     """Until nothing runs or waits. The patience only matters in failure."""
     async with asyncio.timeout(30):
-        while (values := await series(client))["vllm:num_requests_running"] + values["vllm:num_requests_waiting"]:
+        while True:
+            values = await series(client)
+            if values["vllm:num_requests_running"] == values["vllm:num_requests_waiting"] == 0:
+                return
             await asyncio.sleep(0.005)

@@ -1,0 +1,1 @@
+"""`warmroute bench`: an open-loop load generator for whatever speaks OpenAI's API."""

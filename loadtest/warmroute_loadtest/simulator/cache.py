@@ -28,6 +28,11 @@ class BlockCache:
     def pinned(self) -> int:
         return len(self._pins)
 
+    @property
+    def in_use(self) -> int:
+        """By running requests, private blocks too: all but the free and the idle ones."""
+        return self.used - len(self._idle)
+
     def holds(self, block: int) -> bool:
         return block in self._pins or block in self._idle
 
@@ -72,3 +77,9 @@ class BlockCache:
                 del pins[block]
                 idle[block] = None
         self._free += private
+
+    def forget(self, block_ids: Sequence[int]) -> None:
+        """These idle blocks are not there after all."""
+        for block in block_ids:
+            del self._idle[block]
+        self._free += len(block_ids)

@@ -19,6 +19,8 @@ class Milestone(NamedTuple, Generic[J]):
     """Tokens that the batch has decoded when it is reached."""
     order: int
     job: J
+    tokens: int
+    """Of the job's answer that are there then."""
     is_end: bool
 
 
@@ -39,11 +41,28 @@ class DecodeBatch(Generic[J]):
         self.next_at = inf
         """When the next milestone is reached, if nothing joins before."""
 
+    @property
+    def size(self) -> int:
+        return self._size
+
     def join(self, job: J, tokens: int, now: float) -> None:
         self._move(now)
         self._size += 1
-        self._push(1, job, is_end=False)
-        self._push(max(tokens, 1), job, is_end=True)
+        self._push(self._progress + 1, job, 1, is_end=False)
+        self._push(self._progress + max(tokens, 1), job, tokens, is_end=True)
+        self._plan()
+
+    def follow(self, reached: Milestone[J], tokens: int) -> None:
+        """One more milestone of the same job, so many tokens after one that has just been reached."""
+        self._push(reached.progress + tokens, reached.job, reached.tokens + tokens, is_end=False)
+        self._plan()
+
+    def leave(self, job: J, now: float) -> None:
+        """Before its end."""
+        self._move(now)
+        self._size -= 1
+        self._milestones = [milestone for milestone in self._milestones if milestone.job is not job]
+        heapq.heapify(self._milestones)
         self._plan()
 
     def reached(self, now: float) -> list[Milestone[J]]:
@@ -56,9 +75,9 @@ class DecodeBatch(Generic[J]):
         self._plan()
         return due
 
-    def _push(self, tokens: int, job: J, *, is_end: bool) -> None:
+    def _push(self, progress: float, job: J, tokens: int, *, is_end: bool) -> None:
         self._order += 1  # the first byte of a one-token answer comes before its end
-        heapq.heappush(self._milestones, Milestone(self._progress + tokens, self._order, job, is_end))
+        heapq.heappush(self._milestones, Milestone(progress, self._order, job, tokens, is_end))
 
     def _move(self, now: float) -> None:
         assert now <= self.next_at, "a milestone was passed over"

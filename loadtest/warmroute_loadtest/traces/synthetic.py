@@ -171,9 +171,38 @@ def generated_shared_prefix(
     return _timed("generated_shared_prefix", asked, rate, seed)
 
 
+def prefix_repetition(
+    requests: int = 1000,
+    prefixes: int = 10,
+    prefix_tokens: int = 256,
+    suffix_tokens: int = 256,
+    output_tokens: int = 128,
+    rate: float = 10.0,
+    seed: int = 0,
+) -> Trace:
+    """vLLM's `prefix_repetition` with its defaults: exact lengths, every prefix equally often, all shuffled."""
+    prompts = _Prompts(seed)
+    bases = prompts.prefixes(prefixes, prefix_tokens)
+    asked = [
+        prompts.ask(bases[number % prefixes], prefix_tokens, suffix_tokens, output_tokens)
+        for number in range(requests)
+    ]
+    prompts.draw.shuffle(asked)
+    return _timed("prefix_repetition", asked, rate, seed)
+
+
 WORKLOADS: dict[str, Callable[..., Trace]] = {
     workload.__name__: workload
-    for workload in (multi_turn, shared_prompt, rag, few_shot, unique, zipf, generated_shared_prefix)
+    for workload in (
+        multi_turn,
+        shared_prompt,
+        rag,
+        few_shot,
+        unique,
+        zipf,
+        generated_shared_prefix,
+        prefix_repetition,
+    )
 }
 
 
