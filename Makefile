@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test lint format chaos side-by-side bench bench-tree clean
+.PHONY: setup demo test lint format chaos side-by-side bench race bench-tree clean
 
 setup: $(READY)
 
@@ -34,8 +34,13 @@ side-by-side: $(READY)  ## the same faults before this router and others, for do
 	scripts/rivals
 	$(BIN)/python -m warmroute_loadtest.side_by_side --write-docs
 
-bench: $(READY)  ## requests/s through the router against a direct connection
-	$(BIN)/python -m warmroute_loadtest.proxy_bench
+bench: $(READY)  ## requests/s through the router against a direct connection, in a minute
+	$(BIN)/python -m warmroute_loadtest.race --quick --parts throughput --only direct warmroute
+
+race: $(READY)  ## this router beside others, for docs/benchmarks.md; an hour on a machine that is idle
+	scripts/rivals
+	$(BIN)/python -m warmroute_loadtest.race --write-docs
+	$(BIN)/python -m warmroute_loadtest.race --unpinned --parts throughput --write-docs
 
 bench-tree: $(READY)  ## time of a decision and memory, on a full prefix tree
 	$(BIN)/python -m warmroute_loadtest.tree_bench

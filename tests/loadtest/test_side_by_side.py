@@ -4,6 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from warmroute_loadtest.markers import write_between_markers
+from warmroute_loadtest.rivals.routers import SMG, WARMROUTE, Router
+from warmroute_loadtest.rivals.running import StartError
 from warmroute_loadtest.side_by_side.__main__ import THEMES, main
 from warmroute_loadtest.side_by_side.client import Answer, tally
 from warmroute_loadtest.side_by_side.clients import leaves_in_a_gap
@@ -11,10 +14,9 @@ from warmroute_loadtest.side_by_side.dead_workers import killed_with_requests_wa
 from warmroute_loadtest.side_by_side.fidelity import body_fields, no_secret_told
 from warmroute_loadtest.side_by_side.http_oddities import request_smuggling
 from warmroute_loadtest.side_by_side.overload import queue_bound
-from warmroute_loadtest.side_by_side.routers import SMG, WARMROUTE, Router, StartError
 from warmroute_loadtest.side_by_side.scenario import Outcome, Scenario, scenario
 from warmroute_loadtest.side_by_side.stage import stage
-from warmroute_loadtest.side_by_side.table import Cell, days, markdown, write_between_markers
+from warmroute_loadtest.side_by_side.table import Cell, days, markdown
 from warmroute_loadtest.side_by_side.wrong_answers import bad_requests, dies_mid_stream
 
 QUICK = (
@@ -99,7 +101,7 @@ def test_the_days_of_the_measurements_are_told() -> None:
 def test_only_what_is_between_the_markers_is_replaced(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- side-by-side -->\nold\n<!-- /side-by-side -->\nafter\n")
-    write_between_markers(page, "new")
+    write_between_markers(page, "side-by-side", "new")
     assert page.read_text() == "before\n<!-- side-by-side -->\nnew\n<!-- /side-by-side -->\nafter\n"
 
 
@@ -107,7 +109,7 @@ def test_a_page_without_both_markers_is_left_alone(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- side-by-side -->\nold\n")
     with pytest.raises(ValueError, match="has no <!-- side-by-side -->"):
-        write_between_markers(page, "new")
+        write_between_markers(page, "side-by-side", "new")
     assert page.read_text() == "before\n<!-- side-by-side -->\nold\n"
 
 

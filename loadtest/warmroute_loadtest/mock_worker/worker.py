@@ -7,6 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 import orjson
+from warmroute_router.blocks import BYTES_PER_TOKEN
 
 from ..simulator.worker import Job
 from . import wording
@@ -16,6 +17,9 @@ from .config import Failure, MockConfig
 from .connection import Connection, Request
 from .engine import Engine
 from .metrics import exposition
+
+VOCABULARY = 100_003
+MAX_MODEL_LEN = 2**20
 
 
 class _Route(NamedTuple):
@@ -48,6 +52,7 @@ class MockWorker:
             b"/metrics": _Route(b"GET", self._metrics),
             b"/flush_cache": _Route(b"POST", self._flush_cache),
             b"/abort_request": _Route(b"POST", self._abort_request),
+            b"/tokenize": _Route(b"POST", self._tokenize),
             **dict.fromkeys((b"/get_model_info", b"/model_info", b"/get_server_info", b"/server_info"), about),
         }
 
@@ -154,3 +159,14 @@ class MockWorker:
         """SGLang's. Here a request ends with its connection, and this does nothing."""
         del request
         connection.reply(b"{}")
+
+    def _tokenize(self, connection: Connection, request: Request) -> None:
+        """vLLM's: what its own router hashes. Equal text has equal ids, and that is all there is to them."""
+        try:
+            asked = read_request(request.body, chat=b'"messages"' in request.body, default_max_tokens=0)
+        except InvalidRequest as error:
+            connection.reply_error(400, str(error), error.code)
+            return
+        text = asked.text + bytes(-len(asked.text) % BYTES_PER_TOKEN)
+        tokens = [word % VOCABULARY for word in memoryview(text).cast("I")]
+        connection.reply(orjson.dumps({"count": len(tokens), "max_model_len": MAX_MODEL_LEN, "tokens": tokens}))

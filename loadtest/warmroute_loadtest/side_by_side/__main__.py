@@ -16,15 +16,18 @@ from pathlib import Path
 import orjson
 import uvloop
 
+from ..markers import write_between_markers
+from ..rivals.program import RIVALS
+from ..rivals.routers import SGLANG_ROUTER, SMG, WARMROUTE, Router
+from ..rivals.running import StartError
 from .changes import CHANGES
 from .clients import CLIENTS
 from .dead_workers import DEAD_WORKERS
 from .fidelity import FIDELITY
 from .http_oddities import HTTP_ODDITIES
 from .overload import OVERLOAD
-from .routers import RIVALS, ROUTERS, Router, StartError
 from .scenario import Outcome, Scenario
-from .table import Cell, days, markdown, today, write_between_markers
+from .table import Cell, days, markdown, today
 from .wrong_answers import WRONG_ANSWERS
 
 THEMES: Mapping[str, Sequence[Scenario]] = {
@@ -36,8 +39,10 @@ THEMES: Mapping[str, Sequence[Scenario]] = {
     "What crosses, and what is told": FIDELITY,
     "Changes while it runs": CHANGES,
 }
+ROUTERS = {router.name: router for router in (SGLANG_ROUTER, SMG, WARMROUTE)}
 KEPT = RIVALS / "side-by-side.json"
 PAGE = Path(__file__).parents[3] / "docs/reliability.md"
+MARKER = "side-by-side"
 MOST = 300.0
 """Seconds that one scenario may take on one router."""
 
@@ -59,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.markdown:
         print(markdown(THEMES, list(ROUTERS.values()), results))
     if args.write_docs:
-        write_between_markers(PAGE, _section(results))
+        write_between_markers(PAGE, MARKER, _section(results))
     return 0
 
 

@@ -5,8 +5,8 @@ import time
 
 import httpx
 
+from ..rivals.routers import Router
 from .client import lost, tally, unlike
-from .routers import Router
 from .scenario import Outcome, scenario
 from .stage import stage, time_until
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import orjson
 
-from .routers import RunningRouter
+from ..rivals.running import RunningRouter
 
 PATIENCE = 30.0
 """Seconds after which a client gives up, where a scenario does not say otherwise."""

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager, suppress
 import orjson
 
 from ..chaos.connection import Connection, Request
+from ..rivals.routers import Router
 from .client import chat, lost, raw_chat, tally
-from .routers import Router
 from .scenario import Outcome, scenario
 from .stage import Stage, megabytes, shown_seconds, stage, time_until
 from .workers import CHAT

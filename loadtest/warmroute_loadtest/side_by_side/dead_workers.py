@@ -8,8 +8,8 @@ from contextlib import ExitStack, asynccontextmanager
 
 from ..chaos.connection import Connection, Request
 from ..chaos.faults import Fault, Kind
+from ..rivals.routers import Router
 from .client import Answer, lost, tally, unlike
-from .routers import Router
 from .scenario import Outcome, scenario
 from .stage import shown_seconds, stage, time_until
 from .workers import Worker

@@ -6,8 +6,8 @@ import orjson
 
 from ..chaos.answers import response
 from ..chaos.connection import Connection, Request
+from ..rivals.routers import WARMROUTE, Router
 from .client import chat, tally
-from .routers import WARMROUTE, Router
 from .scenario import Outcome, scenario
 from .stage import Stage, stage, time_until
 from .workers import CHAT

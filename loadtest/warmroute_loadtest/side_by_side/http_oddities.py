@@ -4,8 +4,8 @@ import asyncio
 import re
 from contextlib import suppress
 
+from ..rivals.routers import Router
 from .client import chat, raw_chat
-from .routers import Router
 from .scenario import Outcome, scenario
 from .stage import Stage, stage
 

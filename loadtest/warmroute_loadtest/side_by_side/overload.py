@@ -2,8 +2,8 @@
 
 import asyncio
 
+from ..rivals.routers import Router
 from .client import Answer, lost, tally, unlike
-from .routers import Router
 from .scenario import Outcome, scenario
 from .stage import Stage, stage, time_until
 

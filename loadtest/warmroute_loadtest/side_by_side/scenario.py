@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from .routers import Router
+from ..rivals.routers import Router
 
 
 class Outcome(NamedTuple):

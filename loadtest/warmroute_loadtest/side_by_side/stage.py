@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import httpx
 
 from ..chaos.faults import Fault
+from ..rivals.routers import Router
+from ..rivals.running import RunningRouter, running, until_listening, until_ready
 from .client import Client
-from .routers import Router, RunningRouter, running, until_listening, until_ready
 from .workers import Worker
 
 _NO_REUSE = httpx.Limits(max_connections=None, max_keepalive_connections=0)

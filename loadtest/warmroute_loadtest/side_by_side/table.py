@@ -3,12 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from pathlib import Path
 
-from .routers import Router
+from ..rivals.routers import Router
 from .scenario import Scenario
-
-BEGIN, END = "<!-- side-by-side -->", "<!-- /side-by-side -->"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +63,3 @@ def days(results: Results) -> str:
 
 def today() -> str:
     return date.today().isoformat()
-
-
-def write_between_markers(page: Path, text: str) -> None:
-    """Raises ValueError where the page does not have both markers, in their order."""
-    old = page.read_text()
-    before, begin, rest = old.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{page} has no {BEGIN} ... {END}")
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")

@@ -8,8 +8,8 @@ import orjson
 from ..chaos.answers import response
 from ..chaos.connection import Connection, Request
 from ..chaos.faults import GOOD, Fault, Kind
+from ..rivals.routers import Router
 from .client import lost, tally
-from .routers import Router
 from .scenario import Outcome, scenario
 from .stage import megabytes, shown_seconds, stage
 

@@ -1,62 +1,24 @@
-"""The routers of the table: how each is started, with which flags, and how it is looked at from outside.
-
-Flags are the defaults of each. What a scenario needs beyond them (a cap, a policy) has the same flag in all three,
-or is spelled out here for each.
-"""
+"""One process of a router: started, waited for, measured, killed."""
 
 import asyncio
 import os
 import re
 import signal
 import socket
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
-from warmroute_router import __version__
 
-RIVALS = Path(__file__).parents[3] / ".rivals"
-"""Made by scripts/rivals."""
+from .program import Place, Program
+
 START_PATIENCE = 30.0
 """Seconds that a router has to listen and to know its workers."""
-
-
-class Router(NamedTuple):
-    name: str
-    version: str
-    command: tuple[str, ...]
-    quiet: str
-    """Its log level for warnings and worse."""
-    admin_key: str | None = None
-    """What it wants to be shown before `/workers` may be changed; None for nothing."""
-
-    @property
-    def title(self) -> str:
-        return f"{self.name} {self.version}"
-
-    @property
-    def admin_flags(self) -> tuple[str, ...]:
-        return ("--admin-api-key", self.admin_key) if self.admin_key else ()
-
-    @property
-    def installed(self) -> bool:
-        return Path(self.command[0]).exists()
-
-
-WARMROUTE = Router("warmroute", __version__, (sys.executable, "-m", "warmroute_router"), "warning", "sk-admin")
-SGLANG_ROUTER = Router(
-    "sglang-router",
-    "0.3.2",
-    (str(RIVALS / "sglang-router/bin/python"), "-m", "sglang_router.launch_router"),
-    "warn",
-)
-SMG = Router("smg", "1.13.0", (str(RIVALS / "smg/bin/smg"), "launch"), "warn")
-ROUTERS = {router.name: router for router in (SGLANG_ROUTER, SMG, WARMROUTE)}
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class StartError(Exception):
@@ -64,7 +26,7 @@ class StartError(Exception):
 
 
 class RunningRouter:
-    """One router process."""
+    """The process, and its own children where it has some: what is measured is the sum."""
 
     def __init__(self, process: asyncio.subprocess.Process, port: int, metrics_port: int, log: Path) -> None:
         self.process = process
@@ -82,50 +44,85 @@ class RunningRouter:
 
     @property
     def rss(self) -> int:
-        """Bytes of memory that the process has."""
+        """Bytes of memory that it has."""
         return self._memory("VmRSS")
 
     def watch_peak(self) -> None:
         """`peak_rss` counts from here."""
-        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+        for folder in self._folders():
+            (folder / "clear_refs").write_text("5")
 
     @property
     def peak_rss(self) -> int:
         return self._memory("VmHWM")
 
     @property
+    def cpu_seconds(self) -> float:
+        """That it has used so far."""
+        return sum(map(_ticks, self._folders())) / _TICKS
+
+    @property
     def open_files(self) -> int:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def _memory(self, field: str) -> int:
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        line = next(line for line in status.splitlines() if line.startswith(f"{field}:"))
-        return int(line.split()[1]) * 1024
+        return sum(kilobytes((folder / "status").read_text(), field) * 1024 for folder in self._folders())
+
+    def _folders(self) -> list[Path]:
+        return [Path(f"/proc/{pid}") for pid in _family(self.process.pid)]
+
+
+def kilobytes(status: str, field: str) -> int:
+    """A line of `/proc/PID/status`."""
+    line = next(line for line in status.splitlines() if line.startswith(f"{field}:"))
+    return int(line.split()[1])
+
+
+def _ticks(folder: Path) -> int:
+    """User and system time. The name, in brackets, may have blanks in it."""
+    fields = (folder / "stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def _family(pid: int) -> Iterator[int]:
+    yield pid
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # a thread that has just ended
+            for child in (task / "children").read_text().split():
+                yield from _family(int(child))
 
 
 @asynccontextmanager
-async def running(router: Router, urls: Sequence[str], *flags: str) -> AsyncIterator[RunningRouter]:
-    """A fresh process in front of `urls`, killed at the end. Does not wait until it is ready."""
+async def running(
+    program: Program, urls: Sequence[str], *flags: str, cpus: Collection[int] = ()
+) -> AsyncIterator[RunningRouter]:
+    """A fresh process in front of `urls`, killed at the end. Does not wait until it is ready.
+
+    It keeps to `cpus`, where there are some: threads are then counted by what it may use.
+    """
     port, metrics_port = _free_ports(2)
-    with tempfile.TemporaryDirectory(prefix="side-by-side-") as folder:
-        log = Path(folder) / "log"
-        command = [*router.command, *_flags(router, urls, port, metrics_port), *flags]
+    with tempfile.TemporaryDirectory(prefix="rival-") as name:
+        folder = Path(name)
+        log = folder / "log"
+        command = [*program.command, *program.arguments(Place(urls, port, metrics_port, folder)), *flags]
+        if cpus:
+            command = ["taskset", "--cpu-list", ",".join(map(str, cpus)), *command]
         with log.open("wb") as sink:
             process = await asyncio.create_subprocess_exec(
-                *command, stdout=sink, stderr=sink, stdin=asyncio.subprocess.DEVNULL, cwd=folder, env=_environment()
+                *command,
+                stdout=sink,
+                stderr=sink,
+                stdin=asyncio.subprocess.DEVNULL,
+                cwd=folder,
+                env=_environment(),
+                start_new_session=True,  # so that it can be killed with its children
             )
         try:
             yield RunningRouter(process, port, metrics_port, log)
         finally:
             with suppress(ProcessLookupError):
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-
-
-def _flags(router: Router, urls: Sequence[str], port: int, metrics_port: int) -> list[str]:
-    where = ["--host", "127.0.0.1", "--port", str(port)]
-    metrics = ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)]
-    return ["--worker-urls", *urls, *where, *metrics, "--log-level", router.quiet]
 
 
 def _environment() -> Mapping[str, str]:
@@ -146,7 +143,7 @@ def _free_ports(count: int) -> list[int]:
 
 async def until_listening(running: RunningRouter) -> None:
     """Raises StartError."""
-    await _until(running, _accepts)
+    await until(running, _accepts)
 
 
 async def until_ready(running: RunningRouter, http: httpx.AsyncClient, workers: int) -> None:
@@ -158,7 +155,7 @@ async def until_ready(running: RunningRouter, http: httpx.AsyncClient, workers: 
             return sum(map(_usable, answer.json()["workers"])) == workers
         return False
 
-    await _until(running, knows_them)
+    await until(running, knows_them)
 
 
 def _usable(worker: Mapping[str, Any]) -> bool:
@@ -173,7 +170,8 @@ async def _accepts(running: RunningRouter) -> bool:
     return False
 
 
-async def _until(running: RunningRouter, condition: Any) -> None:
+async def until(running: RunningRouter, condition: Callable[[RunningRouter], Awaitable[bool]]) -> None:
+    """Raises StartError where it does not hold in time."""
     deadline = time.monotonic() + START_PATIENCE
     while not await condition(running):
         if running.process.returncode is not None or time.monotonic() > deadline:
