@@ -15,7 +15,8 @@ $(READY): pyproject.toml scripts/install
 demo: $(READY)  ## two real model workers and the router, round robin against cache aware
 	$(BIN)/warmroute demo
 
-test: lint  ## lint, types and every test
+test: lint  ## lint, types and every test; the browser of the report's tests is installed where it is missing
+	scripts/chromium
 	$(BIN)/pytest
 
 lint: $(READY)

@@ -1,4 +1,4 @@
-"""Headless Chromium with the network off, spoken to in the DevTools protocol over a pipe: a page as a person sees it."""
+"""A page as a person sees it: headless Chromium, its network off, spoken to in the DevTools protocol over a pipe."""
 
 import base64
 import fcntl
@@ -67,13 +67,15 @@ class Browser:
         self._reader, self._writer = reader, writer
         self._buffer = b""
         self._calls = 0
-        self._pages: dict[str, Page] = {}
+        self._page: Page | None = None
 
     def open(self, path: Path, *, width: int = 1200, height: int = 900, dark: bool = False) -> "Page":
-        """The page of a file, once it has loaded."""
+        """The page of a file, once it has loaded. The page before is closed: one behind another is not drawn."""
+        if self._page is not None:
+            self.call("Target.closeTarget", targetId=self._page.target)
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        page = self._pages[session] = Page(self, session)
+        page = self._page = Page(self, target, session)
         for domain in ("Page", "Runtime", "Log", "Network"):
             page.call(f"{domain}.enable")
         page.call(
@@ -110,8 +112,8 @@ class Browser:
             self._buffer += received
         raw, _, self._buffer = self._buffer.partition(b"\0")
         message: dict[str, Any] = json.loads(raw)
-        page = self._pages.get(message.get("sessionId", ""))
-        if page is not None and "method" in message:
+        page = self._page
+        if page is not None and message.get("sessionId") == page.session and "method" in message:
             page.note(message["method"], message["params"])
         return message
 
@@ -119,6 +121,7 @@ class Browser:
 @dataclass
 class Page:
     browser: Browser
+    target: str
     session: str
     requests: list[str] = field(default_factory=list)
     """Every URL that it asked for, its own file's included."""
@@ -151,9 +154,8 @@ class Page:
 
     def texts(self, selector: str) -> list[str]:
         """What is written in the elements that a CSS selector finds, as it is laid out."""
-        found: list[str] = self.evaluate(
-            f"[...document.querySelectorAll({json.dumps(selector)})].map(e => e.innerText)"
-        )
+        elements = f"[...document.querySelectorAll({json.dumps(selector)})]"
+        found: list[str] = self.evaluate(f"{elements}.map(element => element.innerText)")
         return found
 
     def resize(self, width: int, height: int) -> None:
