@@ -82,14 +82,15 @@ class Exchange:
         """Raises RequestError where there is no answer to pass on."""
         # Engines stop generating when their connection closes, so a client that leaves must be seen at once.
         self._scope[ENDS_WITH_CLIENT] = True
+        self._retries.earn()
         if self._total_timeout is None:
-            await self._run(send)
+            await (self._relay(send) if self._admission is None else self._enter(self._admission, send))
             return
         task = asyncio.current_task()
         assert task is not None
         timer = asyncio.get_running_loop().call_later(self._total_timeout, self._time_is_up, task)
         try:
-            await self._run(send)
+            await (self._relay(send) if self._admission is None else self._enter(self._admission, send))
         except asyncio.CancelledError:
             if self._late is None:
                 raise
@@ -106,16 +107,12 @@ class Exchange:
         self._late = TimedOut("request", self._total_timeout)
         task.cancel()
 
-    async def _run(self, send: Sender) -> None:
-        self._retries.earn()
-        if self._admission is None:
-            await self._relay(send)
-            return
-        await self._admission.enter(self._admission.fairness_key(self._scope["headers"]))
+    async def _enter(self, admission: Admission, send: Sender) -> None:
+        await admission.enter(admission.fairness_key(self._scope["headers"]))
         try:
             await self._relay(send)
         finally:
-            self._admission.leave()
+            admission.leave()
 
     async def _relay(self, send: Sender) -> None:
         tried: list[Worker] = []
@@ -195,7 +192,7 @@ class Exchange:
             placement.answered() if status < 500 and status != 429 else placement.first_byte()
             usage = UsageReader(connection.headers)
             self._start_headers = response_headers(status, connection.headers, self._receipt(placement))
-            await send({"type": "http.response.start", "status": status, "headers": self._start_headers})
+            send.start(status, self._start_headers)
             self._started = True
             await self._pass_body(connection, first, usage, send)
         finally:
@@ -243,7 +240,7 @@ class Exchange:
                 await send.drained()
             last = connection.take()
         usage.feed(last)
-        await send({"type": "http.response.body", "body": hide.feed(last) + hide.flush() if hide else last})
+        send.end(hide.feed(last) + hide.flush() if hide else last)
 
     def _settle(self, placement: Placement, reader: UsageReader) -> None:
         usage = reader.result()
@@ -273,7 +270,7 @@ class Exchange:
             answer = worker_failed(error)
             event = error_body(str(answer), type=answer.type, code=answer.code)
             # What came last may have been half an event.
-            await send({"type": "http.response.body", "body": b"\n\nevent: error\ndata: " + event + b"\n\n"})
+            send.end(b"\n\nevent: error\ndata: " + event + b"\n\n")
 
 
 def _session(headers: Headers) -> str:

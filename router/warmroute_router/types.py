@@ -14,12 +14,19 @@ ENDS_WITH_CLIENT = "warmroute.ends_with_client"
 that by `receive` would take a task more for each request."""
 
 
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+
+
 class Sender(Protocol):
-    """The `send` of our own server. Of a body it also takes pieces without a turn of the loop for each."""
+    """The `send` of our own server. It also takes an answer by calls, which cost less than messages do."""
 
     def __call__(self, message: Message) -> Awaitable[None]: ...
+    def start(self, status: int, headers: Headers) -> None: ...
     def write(self, body: bytes) -> bool:
         """A piece that is not the last. False where the client has not taken what it was sent: wait for `drained`."""
+
+    def end(self, body: bytes) -> None:
+        """The last piece."""
 
     async def drained(self) -> None:
         """Until the client has taken enough; at once where it has."""
@@ -30,4 +37,3 @@ App: TypeAlias = Callable[[Scope, Receive, Sender], Awaitable[None]]
 
 Body: TypeAlias = bytes | bytearray
 """Of a request. Nobody changes it."""
-Headers: TypeAlias = list[tuple[bytes, bytes]]

@@ -42,9 +42,15 @@ class CacheAware:
     def choose(self, prompt: PromptBlocks, fleet: FleetView[W]) -> Choice[W]:
         workers = fleet.workers
         tokens, block_tokens, expected = prompt.tokens, prompt.block_tokens, _expected_blocks(fleet).get
-        least_remaining = min([worker.remaining_tokens for worker in workers])
-        base = 1.0 + QUEUE * least_remaining / max(fleet.mean_new_tokens, 1.0)
-        mean_recent = sum([worker.recent_new_tokens for worker in workers]) / len(workers)
+        least_remaining, recent = inf, 0.0
+        for worker in workers:
+            if worker.remaining_tokens < least_remaining:
+                least_remaining = worker.remaining_tokens
+            recent += worker.recent_new_tokens
+        mean_recent = recent / len(workers)
+        base = 1.0
+        if least_remaining:
+            base += QUEUE * least_remaining / max(fleet.mean_new_tokens, 1.0)
         # Without what they evict: a lower bound, and quick, so that only few have to be looked at closely.
         bounds = [
             (worker.remaining_tokens + base * (tokens - expected(worker.index, 0) * block_tokens)) * worker.slowness
@@ -53,22 +59,19 @@ class CacheAware:
         ]
         # A peer may just have put a request on the best worker, and this router does not know of it yet.
         unseen = TOKENS_PER_REQUEST if fleet.has_peers else 0
-        limit = inf
-        costs: list[tuple[float, W]] = []
-        first = bounds.index(min(bounds))
-        for index in (first, *range(len(workers))):
-            bound = bounds[index]
-            if bound > limit or (index == first and costs):
-                continue
-            worker = workers[index]
-            cost = bound
-            if fill := worker.cache_fill:
-                new = tokens - expected(worker.index, 0) * block_tokens
-                cost += _eviction(worker.recent_new_tokens, mean_recent) * fill * new * worker.slowness
-            costs.append((cost, worker))
-            if cost + unseen < limit:
-                limit = cost + unseen
-        best = [worker for cost, worker in costs if cost <= limit]
+
+        def cost_at(place: int) -> float:
+            worker, bound = workers[place], bounds[place]
+            if not (fill := worker.cache_fill):
+                return bound
+            new = tokens - expected(worker.index, 0) * block_tokens
+            return bound + _eviction(worker.recent_new_tokens, mean_recent) * fill * new * worker.slowness
+
+        limit = cost_at(bounds.index(min(bounds))) + unseen
+        near = [place for place, bound in enumerate(bounds) if bound <= limit]
+        costs = [cost_at(place) for place in near]
+        limit = min(costs) + unseen
+        best = [workers[place] for place, cost in zip(near, costs, strict=True) if cost <= limit]
         chosen = best[0] if len(best) == 1 else _first_of_equals(best, prompt, fleet, mean_recent)
         return Choice(chosen, _reason(chosen, fleet))
 

@@ -148,25 +148,34 @@ class Cycle:
         return {"type": "http.request", "body": body, "more_body": self._more_body}
 
     async def __call__(self, message: Message) -> None:
-        """ASGI's `send`. Nothing is written before there is some of the body: then both go out in one packet."""
+        """ASGI's `send`."""
         if message["type"] == "http.response.start":
-            self._head = self._start(message["status"], message["headers"])
+            self.start(message["status"], message["headers"])
             return
         await self.drained()
-        if self.disconnected:
-            return
-        more_body = message.get("more_body", False)
-        self._write(message.get("body", b""), more_body)
-        if not more_body:
-            self.complete = True
-            self._chunks.clear()
-            self._wake()
-            self._line.answered(self)
+        body = message.get("body", b"")
+        if message.get("more_body", False):
+            self.write(body)
+        else:
+            self.end(body)
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Nothing is written before there is some of the body: then both go out in one packet."""
+        self._head = self._head_of(status, headers)
 
     def write(self, body: bytes) -> bool:
         if not self.disconnected:
             self._write(body, more_body=True)
         return not self._line.write_paused
+
+    def end(self, body: bytes) -> None:
+        if self.disconnected:
+            return
+        self._write(body, more_body=False)
+        self.complete = True
+        self._chunks.clear()
+        self._wake()
+        self._line.answered(self)
 
     async def drained(self) -> None:
         if self._line.write_paused and not self.disconnected:
@@ -190,7 +199,7 @@ class Cycle:
         elif body:
             self._line.write(body)
 
-    def _start(self, status: int, headers: Headers) -> bytes:
+    def _head_of(self, status: int, headers: Headers) -> bytes:
         fields = dict(headers)
         lines = [_STATUS_LINES[status], *[name + b": " + value for name, value in headers]]
         length = fields.get(b"content-length")

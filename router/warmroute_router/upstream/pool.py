@@ -53,23 +53,24 @@ class Pool:
         be sent twice has a new one at once.
         """
         connection = self._take_idle() if repeatable else None
-        if connection is not None:
+        fresh = connection is None
+        while True:
+            if connection is None:
+                connection = await self._connect()
+            self._busy.add(connection)
             try:
-                return await self._exchange(connection, head, body, no_body)
-            except ConnectionLost:
-                if connection.answered or self._now() - connection.sent_at > STALE:
+                connection.send(head, body, no_body=no_body)
+                await connection.head()
+                return connection
+            except BaseException as error:
+                self._drop(connection)
+                if fresh or type(error) is not ConnectionLost or connection.answered or self._is_old(connection):
                     raise
-        return await self._exchange(await self._connect(), head, body, no_body)
+            connection, fresh = None, True
 
-    async def _exchange(self, connection: Connection, head: bytes, body: Body, no_body: bool) -> Connection:
-        self._busy.add(connection)
-        try:
-            connection.send(head, body, no_body=no_body)
-            await connection.head()
-        except BaseException:
-            self._drop(connection)
-            raise
-        return connection
+    def _is_old(self, connection: Connection) -> bool:
+        """Whether its exchange has gone on for so long that it cannot have been closed before it began."""
+        return self._now() - connection.sent_at > STALE
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection for the next request, or close it where its exchange did not end well."""
