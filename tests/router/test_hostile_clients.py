@@ -69,7 +69,7 @@ class Hostile:
 
     async def assert_idle(self) -> None:
         """No client is connected any more, and of none is anything left: no load, no task, no timer."""
-        await until(lambda: all(connection._parser is None for connection in self.connections))
+        await until(lambda: all(connection._transport.is_closing() for connection in self.connections))
         await until(lambda: not self._tasks_left())
         await until(lambda: all(not worker.in_flight for worker in self.router.app.fleet.workers))
         self.router.assert_idle()

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from http import HTTPStatus
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..errors import error_body
 from ..types import ENDS_WITH_CLIENT, App, Headers, Message, Scope
@@ -219,6 +219,19 @@ class Cycle:
         if head.count(b"\n") >= len(lines) or head.count(b"\r") >= len(lines):
             raise ValueError("a header of the answer has a line break in it")
         return head + b"\r\n\r\n"
+
+
+def common_scope(transport: asyncio.BaseTransport) -> dict[str, Any]:
+    """What all requests of a connection have in common. A Unix socket has no addresses."""
+    peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "scheme": "https" if transport.get_extra_info("sslcontext") else "http",
+        "root_path": "",
+        "client": (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) else None,
+        "server": (str(own[0]), int(own[1])) if isinstance(own, tuple) else None,
+    }
 
 
 def _chunk(body: bytes, more_body: bool) -> bytes:

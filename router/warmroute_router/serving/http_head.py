@@ -2,6 +2,7 @@
 
 import re
 from http import HTTPStatus
+from urllib.parse import unquote
 
 from ..errors import RequestError
 from ..types import Headers
@@ -71,6 +72,12 @@ def _origin_form(method: bytes, target: bytes) -> bytes:
     if _BAD_PATH.search(path):
         raise _bad_target("its path has dot segments, backslashes or control characters")
     return target
+
+
+def path_of(raw_path: bytes) -> str:
+    """As ASGI has it. Raises UnicodeDecodeError."""
+    path = raw_path.decode("ascii")
+    return unquote(path) if "%" in path else path
 
 
 def _error(status: int, message: str, code: str) -> RequestError:

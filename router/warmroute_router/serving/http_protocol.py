@@ -1,4 +1,4 @@
-"""The client's side of HTTP/1.1, on httptools, guarded against clients that are slow, too long, or ambiguous.
+"""The client's side of HTTP/1.1: connections, guarded against clients that are slow, too long, or ambiguous.
 
 Written by hand because it is the hot path. A request whose head and body come in one read costs its task, one write
 for its answer, and no timer. Only where something is missing after a read do the clock and the counters run. What a
@@ -8,34 +8,21 @@ can say where the next one begins.
 
 import asyncio
 from collections import deque
-from typing import Any, cast
-from urllib.parse import unquote
-
-import httptools
+from typing import cast
 
 from ..errors import RequestError
 from ..silence import notice_silence
-from ..types import Headers
+from ..types import Scope
 from .clients import Clients
-from .cycle import Cycle
-from .http_head import (
-    MAX_HEAD,
-    MAX_HEADERS,
-    MAX_TARGET,
-    check_head,
-    head_too_large,
-    invalid,
-    last_answer,
-    target_too_long,
-    too_slow,
-)
+from .cycle import Cycle, common_scope
+from .farewell import Farewell
+from .http_head import invalid, last_answer, too_slow
+from .request_parser import BODY, RequestParser
 
 MAX_PIPELINED = 64
 """Requests that may wait on one connection for the answer before theirs."""
 READ_ON = 16
 """As long as there are no more of them, the connection is read on: else nobody would see that the client leaves."""
-
-_IDLE, _HEAD, _BODY = range(3)
 
 
 class HttpProtocol(asyncio.Protocol):
@@ -57,9 +44,8 @@ class HttpProtocol(asyncio.Protocol):
     """That a client may leave sent bytes unacknowledged, or its window closed (TCP_USER_TIMEOUT)."""
 
     _transport: asyncio.Transport
-    """Since `connection_made`, like the next two."""
-    _parser: httptools.HttpRequestParser
-    _scope: dict[str, Any]
+    """Since `connection_made`, like the parser."""
+    _parser: RequestParser
 
     def __init__(self, clients: Clients, loop: asyncio.AbstractEventLoop) -> None:
         self.write_paused = False
@@ -73,22 +59,13 @@ class HttpProtocol(asyncio.Protocol):
         self._read_paused = False
         self._drained: asyncio.Future[None] | None = None
         self._idle_since = 0.0
-        self._url = b""
-        self._headers: Headers = []
-        self._expects_continue = False
-        self._stage = _IDLE
-        """Which part of a message has begun and not ended yet."""
-        self._fed = 0
-        """Bytes of the last read that can belong to a head, or to what a chunked body has beside its data."""
-        self._overhead = 0
-        """The sum of these, over the reads of one head, or since the last data of a body."""
         self._body_started = 0.0
         self._body_received = 0
         self._clock: asyncio.TimerHandle | None = None
         """Runs while the client is the one to be waited for."""
         self._deaf = False
         """Nothing more is understood from this client, only thrown away."""
-        self._discarded = 0
+        self._farewell: Farewell | None = None
 
     # asyncio.Protocol
 
@@ -96,46 +73,41 @@ class HttpProtocol(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         # uvloop has set TCP_NODELAY already.
         notice_silence(transport.get_extra_info("socket"), idle=60, interval=15, count=4, unread=self.stall_timeout)
-        self._new_parser()
-        peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
-        self._scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "scheme": "https" if transport.get_extra_info("sslcontext") else "http",
-            "root_path": "",
-            "client": (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) else None,
-            "server": (str(own[0]), int(own[1])) if isinstance(own, tuple) else None,
-        }
+        self._parser = RequestParser(self, common_scope(transport))
         self._clients.connections.add(self)
         self._clock = self._loop.call_later(self.head_timeout, self._transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clients.connections.discard(self)
         self._stop_clock()
+        if self._farewell is not None:
+            self._farewell.end()
         self.resume_writing()
-        self._parser = None  # type: ignore[assignment]  # it refers back to the connection
+        self._parser.close()
         self._pipeline.clear()
         if self._served is not None and not self._served.complete:
             self._served.disconnect()
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
-            self._discarded += len(data)
+            if self._farewell is not None:
+                self._farewell.discarded += len(data)
             return
-        rest = data
-        while rest:
-            self._fed = len(rest)
-            try:
-                self._parser.feed_data(rest)
-                break
-            except httptools.HttpParserUpgrade as upgrade:
-                rest = self._decline_upgrade(rest[upgrade.args[0] :])
-            except httptools.HttpParserError as error:
-                cause = error.__context__
-                self._refuse(cause if isinstance(cause, RequestError) else invalid(f"{error}"))
-                return
-        if self._stage or self._cycle is None or self._cycle.complete:
-            self._await_rest(len(data))
+        parser = self._parser
+        steps = parser.steps
+        try:
+            if not parser.feed(data):
+                self._deaf = True
+                cast("Cycle", self._cycle).keep_alive = False
+            if parser.steps != steps:
+                self._stop_clock()
+            if parser.stage or self._cycle is None or self._cycle.complete:
+                parser.check_part()
+                self._body_received += len(data)
+                if self._clock is None and self._waits_for_client():
+                    self._start_clock()
+        except RequestError as error:
+            self._refuse(error)
 
     def pause_writing(self) -> None:
         self.write_paused = True
@@ -145,68 +117,27 @@ class HttpProtocol(asyncio.Protocol):
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 
-    # httptools callbacks
+    # What has been read
 
-    def on_message_begin(self) -> None:
-        if self._clock is not None:
-            self._stop_clock()
-        self._stage = _HEAD
-        self._overhead = 0
-        self._url = b""
-        # A new list: without that, trailers of a chunked body would still get into the last one.
-        self._headers = []
-        self._expects_continue = False
-
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        if name == b"expect" and value.lower() == b"100-continue":
-            self._expects_continue = True
-        self._headers.append((name, value))
-
-    def on_headers_complete(self) -> None:
-        if self._clock is not None:
-            self._stop_clock()
-        self._check_size()
-        parser = self._parser
-        method, version = parser.get_method(), parser.get_http_version()
-        target = check_head(method, self._url, version, self._headers)
-        raw_path, _, query = target.partition(b"?")
-        path = raw_path.decode("ascii")
-        scope = self._scope.copy()
-        scope["http_version"] = version
-        scope["method"] = method.decode("ascii")
-        scope["path"] = unquote(path) if "%" in path else path
-        scope["raw_path"] = raw_path
-        scope["query_string"] = query
-        scope["headers"] = self._headers
-        self._headers = []
-        keep_alive = version != "1.0" and parser.should_keep_alive()
-        cycle = Cycle(self, scope, keep_alive=keep_alive, expects_continue=self._expects_continue)
-        before, self._cycle = self._cycle, cycle
+    def begin(self, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
+        if len(self._pipeline) >= MAX_PIPELINED:
+            raise invalid(f"more than {MAX_PIPELINED} requests wait on this connection")
+        before = self._cycle
+        self._cycle = cycle = Cycle(self, scope, keep_alive=keep_alive, expects_continue=expects_continue)
         if before is None or before.complete:
             self._serve(cycle)
-        else:
-            self._pipeline.append(cycle)
-            if len(self._pipeline) > READ_ON:
-                self.pause_reading()
-        self._stage = _BODY
-        self._overhead = 0
+            return
+        self._pipeline.append(cycle)
+        if len(self._pipeline) > READ_ON:
+            self.pause_reading()
 
-    def on_body(self, body: bytes) -> None:
-        self._fed = self._overhead = 0
-        if self._cycle is not None and not self._cycle.complete:
-            self._cycle.feed(body)
+    def body(self, body: bytes) -> None:
+        cycle = cast("Cycle", self._cycle)
+        if not cycle.complete:
+            cycle.feed(body)
 
-    def on_message_complete(self) -> None:
-        if self._clock is not None:
-            self._stop_clock()
-        self._stage = _IDLE
-        self._fed = 0
-        if self._cycle is not None:
-            self._cycle.feed_end()
+    def end(self) -> None:
+        cast("Cycle", self._cycle).feed_end()
 
     # What a cycle asks for
 
@@ -249,7 +180,7 @@ class HttpProtocol(asyncio.Protocol):
                 self._serve(waiting)
         else:
             self._idle_since = self._loop.time()
-        if self._stage or self._deaf:
+        if self._parser.stage or self._deaf:
             self._after_answer()
 
     def cut(self) -> None:
@@ -264,43 +195,11 @@ class HttpProtocol(asyncio.Protocol):
         cycle.task = task = self._loop.create_task(cycle.run(self._clients.app))
         self._clients.tasks.add(task)
 
-    def _new_parser(self) -> None:
-        self._parser = httptools.HttpRequestParser(self)
-        # What follows a request that closes is not served, and nothing to complain of.
-        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
-
-    # Limits
-
-    def _check_size(self) -> None:
-        """Of a whole head. Raises RequestError."""
-        if len(self._url) > MAX_TARGET:
-            raise target_too_long()
-        if len(self._headers) > MAX_HEADERS:
-            raise head_too_large()
-        if len(self._pipeline) >= MAX_PIPELINED:
-            raise invalid(f"more than {MAX_PIPELINED} requests wait on this connection")
-        # A read that held more than this head tells nothing of its size: then it is counted.
-        if not self._fed or self._overhead + self._fed > MAX_HEAD:
-            size = len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers)
-            if size > MAX_HEAD:
-                raise head_too_large()
-
-    def _await_rest(self, size: int) -> None:
-        """After a read at whose end something is missing."""
-        self._overhead += self._fed
-        self._body_received += size
-        if self._stage == _HEAD and len(self._url) > MAX_TARGET:
-            self._refuse(target_too_long())
-        elif self._stage and (self._overhead > MAX_HEAD or len(self._headers) > MAX_HEADERS):
-            self._refuse(head_too_large())
-        elif self._clock is None and self._waits_for_client():
-            self._start_clock()
-
     # Deadlines
 
     def close_if_idle(self, now: float) -> None:
         """Between requests nothing else looks at the time."""
-        idle = self._cycle is not None and self._cycle.complete and not self._stage and not self._deaf
+        idle = self._cycle is not None and self._cycle.complete and not self._parser.stage and not self._deaf
         if idle and now - self._idle_since > self.keep_alive:
             self._transport.close()
 
@@ -327,11 +226,11 @@ class HttpProtocol(asyncio.Protocol):
         """Not so while an answer is on its way, or a request waits for its turn."""
         if self._cycle is None or self._cycle.complete:
             return True
-        return self._stage == _BODY and not self._cycle.started and not self._pipeline
+        return self._parser.stage == BODY and not self._cycle.started and not self._pipeline
 
     def _start_clock(self) -> None:
         timeout = self.head_timeout
-        if self._stage == _BODY:
+        if self._parser.stage == BODY:
             timeout = self.body_timeout
             self._body_started = self._loop.time()
             self._body_received = max(cast("Cycle", self._cycle).body_size, 0)
@@ -346,7 +245,7 @@ class HttpProtocol(asyncio.Protocol):
         self._clock = None
         if self._transport.is_closing() or not self._waits_for_client():
             return  # `_after_answer` starts it again
-        if self._stage == _BODY and (left := self._body_time_left()) > 0:
+        if self._parser.stage == BODY and (left := self._body_time_left()) > 0:
             self._clock = self._loop.call_later(left, self._time_is_up)
         else:
             self._refuse(too_slow())
@@ -365,7 +264,7 @@ class HttpProtocol(asyncio.Protocol):
         self._deaf = True
         self._stop_clock()
         cycle = self._cycle
-        in_body = self._stage == _BODY
+        in_body = self._parser.stage == BODY
         if cycle is None or cycle.complete:
             self._linger(None if in_body else error)  # a body may have had its answer early
         elif not in_body or cycle.started:
@@ -386,14 +285,14 @@ class HttpProtocol(asyncio.Protocol):
 
     def _close(self) -> None:
         """A socket that closes with unread bytes may take the answer with it (RST)."""
-        if self._stage == _BODY or self._deaf:
+        if self._parser.stage == BODY or self._deaf:
             self._linger()
         else:
             self._transport.close()
 
     def _linger(self, error: RequestError | None = None) -> None:
         """Close once the client has, or has been quiet for a moment: it may still be sending, and read only then."""
-        if self._transport.is_closing():
+        if self._transport.is_closing() or self._farewell is not None:
             return
         self._deaf = True
         self._stop_clock()
@@ -401,31 +300,4 @@ class HttpProtocol(asyncio.Protocol):
         self.resume_reading()
         if error is not None:
             self._transport.write(last_answer(error))
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
-        self._linger_on(self._loop.time() + self.linger_timeout)
-
-    def _linger_on(self, until: float) -> None:
-        self._discarded = 0
-        self._clock = self._loop.call_later(self.linger_pause, self._end_lingering, until)
-
-    def _end_lingering(self, until: float) -> None:
-        unread = self._transport.get_write_buffer_size()
-        if unread or (self._discarded and self._loop.time() < until):
-            self._linger_on(until)
-        else:
-            self._transport.abort()
-
-    def _decline_upgrade(self, rest: bytes) -> bytes:
-        """The parser stops behind a head with `Upgrade`, since another protocol could follow. Here it is HTTP.
-
-        Returns what of `rest` is to be read.
-        """
-        cycle = cast("Cycle", self._cycle)
-        lengths = dict(cycle.scope["headers"])
-        if b"transfer-encoding" in lengths or lengths.get(b"content-length", b"0").strip(b" 0\t"):
-            self._deaf = True  # the parser has skipped the body, so where it ends is unknown
-            cycle.keep_alive = False
-            return b""
-        self._new_parser()
-        return rest
+        self._farewell = Farewell(self._transport, self._loop, pause=self.linger_pause, timeout=self.linger_timeout)
