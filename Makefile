@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test lint format chaos side-by-side bench race bench-tree clean
+.PHONY: setup demo test lint format chaos side-by-side bench race bench-path bench-tree clean
 
 setup: $(READY)
 
@@ -42,6 +42,9 @@ race: $(READY)  ## this router beside others, for docs/benchmarks.md; an hour on
 	scripts/rivals
 	$(BIN)/python -m warmroute_loadtest.race --write-docs
 	$(BIN)/python -m warmroute_loadtest.race --unpinned --parts throughput --write-docs
+
+bench-path: $(READY)  ## CPU time of the data path, without sockets
+	$(BIN)/python -m warmroute_loadtest.path_bench
 
 bench-tree: $(READY)  ## time of a decision and memory, on a full prefix tree
 	$(BIN)/python -m warmroute_loadtest.tree_bench

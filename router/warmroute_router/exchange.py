@@ -232,13 +232,15 @@ class Exchange:
             shown = hide.feed(piece) if hide else piece
             return not shown or send.write(shown)
 
-        last = first
+        # A client that asks for more and more and reads nothing has to wait too.
+        await send.drained()
         if not connection.complete:
             pass_on(first)
+            first = b""
             await send.drained()
             while not await connection.pour(pass_on):
                 await send.drained()
-            last = connection.take()
+        last = first + connection.take()
         usage.feed(last)
         send.end(hide.feed(last) + hide.flush() if hide else last)
 

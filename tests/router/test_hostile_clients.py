@@ -576,7 +576,46 @@ def header_names(answer: bytes) -> list[bytes]:
     return [line.partition(b":")[0].strip().lower() for line in lines]
 
 
+# Connections that nobody uses
+
+
+async def test_an_idle_connection_is_closed_and_one_that_waits_for_its_answer_is_not() -> None:
+    async def late(connection: PeerConnection) -> None:
+        if b"/late" in connection.request_line:
+            await asyncio.sleep(2.5)
+        await connection.send(response(b"{}"))
+
+    async with (
+        hostile(late, limits={"keep_alive": 0.5}) as router,
+        router.connected() as (idle, writer),
+        router.connected() as (waiting, other),
+    ):
+        writer.write(GET + b"\r\n")
+        other.write(GET.replace(b"GET /", b"GET /late") + b"\r\n")
+        assert (await idle.readuntil(b"{}")).startswith(b"HTTP/1.1 200")
+        assert await idle.read() == b""
+        assert (await waiting.readuntil(b"{}")).startswith(b"HTTP/1.1 200")
+
+
 # Pipelining, and errors beside other answers
+
+
+async def test_who_asks_on_and_on_and_reads_nothing_is_not_read_on_either() -> None:
+    size = 1_000_000
+    async with hostile(answering(response(b"x" * size))) as router:
+        async with router.connected() as (reader, writer):
+            writer.write((GET + b"\r\n") * 60)
+            await until(lambda: len(router.seen) > 1)
+            before = -1
+            while before != len(router.seen):
+                before = len(router.seen)
+                await asyncio.sleep(0.3)
+            # What the sockets hold, and one or two answers more.
+            assert before < 30
+            for _ in range(60):
+                await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(size)
+        assert len(router.seen) == 60
 
 
 async def test_pipelined_requests_are_answered_in_their_order() -> None:
