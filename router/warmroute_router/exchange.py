@@ -8,6 +8,8 @@ the head of a stream long before they have anything to say. After it nothing is 
 
 import asyncio
 import logging
+from collections.abc import Coroutine
+from typing import Any
 
 from .admission.admission import Admission
 from .errors import (
@@ -83,14 +85,23 @@ class Exchange:
         # Engines stop generating when their connection closes, so a client that leaves must be seen at once.
         self._scope[ENDS_WITH_CLIENT] = True
         self._retries.earn()
+        answering = self._relay(send) if self._admission is None else self._enter(self._admission, send)
         if self._total_timeout is None:
-            await (self._relay(send) if self._admission is None else self._enter(self._admission, send))
-            return
+            await answering
+        else:
+            await self._in_time(answering, self._total_timeout, send)
+
+    async def _in_time(self, answering: Coroutine[Any, Any, None], timeout: float, send: Sender) -> None:  # noqa: ASYNC109
         task = asyncio.current_task()
         assert task is not None
-        timer = asyncio.get_running_loop().call_later(self._total_timeout, self._time_is_up, task)
+
+        def time_is_up() -> None:
+            self._late = TimedOut("request", timeout)
+            task.cancel()
+
+        timer = asyncio.get_running_loop().call_later(timeout, time_is_up)
         try:
-            await (self._relay(send) if self._admission is None else self._enter(self._admission, send))
+            await answering
         except asyncio.CancelledError:
             if self._late is None:
                 raise
@@ -100,12 +111,7 @@ class Exchange:
         if self._late is not None:
             if not self._started:
                 raise timed_out("request", f"The request took too long: {self._late}.")
-            await self._break_off(self._late, send)
-
-    def _time_is_up(self, task: "asyncio.Task[None]") -> None:
-        assert self._total_timeout is not None
-        self._late = TimedOut("request", self._total_timeout)
-        task.cancel()
+            self._break_off(self._late, send)
 
     async def _enter(self, admission: Admission, send: Sender) -> None:
         await admission.enter(admission.fairness_key(self._scope["headers"]))
@@ -136,7 +142,7 @@ class Exchange:
                 status = error.status
                 again = self._after(error, placement, tried)
                 if self._started:
-                    await self._break_off(error, send)
+                    self._break_off(error, send)
                     return
                 if not again:
                     raise worker_failed(error) from None
@@ -266,7 +272,7 @@ class Exchange:
             (b"x-warmroute-matched-tokens", b"%d" % placement.captured),
         ]
 
-    async def _break_off(self, error: UpstreamError, send: Sender) -> None:
+    def _break_off(self, error: UpstreamError, send: Sender) -> None:
         """After the first byte: an SSE error event, or, in any other answer, a cut connection."""
         if self._streams():
             answer = worker_failed(error)

@@ -101,6 +101,13 @@ def shown(run: Run) -> str:
     return out.getvalue()
 
 
+def test_a_worker_that_says_nothing_beside_others_that_do_has_cached_nothing() -> None:
+    told = summarise(run_of(good("http://a", 0.1, 50), good("http://b", 0.1, None)))
+    assert [(each.worker, each.hit_rate) for each in told.workers] == [("http://a", 0.5), ("http://b", 0.0)]
+    untold = summarise(run_of(good("http://a", 0.1, None), good("http://b", 0.1, None)))
+    assert [each.hit_rate for each in untold.workers] == [None, None]
+
+
 def test_the_table_says_all_of_it() -> None:
     told = shown(run_of(*ANSWERS))
     for part in ("a [b] run", "30.0%", "32.5%", "275.00 ms", "http://a", "75.0%", "1.50", "busy, come back in 12 s"):

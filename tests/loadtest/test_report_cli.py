@@ -78,6 +78,15 @@ def test_not_a_record(tmp_path: Path, content: bytes, capsys: pytest.CaptureFixt
     assert not page.exists()
 
 
+@pytest.mark.parametrize("wrong", [b'"due":"soon"', b'"due":null', b'"due":[0]'], ids=bytes.decode)
+def test_a_record_with_a_field_of_another_kind(
+    record: Path, wrong: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record.write_bytes(record.read_bytes().replace(b'"due":0.0', wrong))
+    assert main([str(record), "-o", str(record.with_name("report.html"))]) == 1
+    assert "is no record of a `warmroute bench` run: due is " in one_line(capsys)
+
+
 def test_a_page_that_cannot_be_written(record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(record), "-o", str(tmp_path)]) == 1
     assert "Is a directory" in one_line(capsys)

@@ -4,7 +4,7 @@ Every time of a request counts from `due`, when it was to be sent, and not from 
 behind would otherwise leave out just the waits that it caused (coordinated omission). In a closed loop both are one.
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,19 @@ class Run:
             record = orjson.loads(path.read_bytes())
             if record.pop("format") != FORMAT:
                 raise ValueError(f"its format is not {FORMAT}")
-            answers = [Answer(**answer) for answer in record.pop("answers")]
+            answers = [_checked(Answer(**answer)) for answer in record.pop("answers")]
             return Run(**record, answers=answers)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise RecordError(f"{path} is no record of a `warmroute bench` run: {error}") from None
+
+
+_KINDS: dict[str, Any] = dict.fromkeys((field.name for field in fields(Answer)), int | float | None)
+_KINDS |= dict.fromkeys(("error", "worker", "session"), str) | dict.fromkeys(("due", "late", "status"), int | float)
+
+
+def _checked(answer: Answer) -> Answer:
+    """Raises TypeError where a field holds something of another kind."""
+    for name, kind in _KINDS.items():
+        if not isinstance(value := getattr(answer, name), kind):
+            raise TypeError(f"{name} is {value!r}")
+    return answer

@@ -95,9 +95,13 @@ def hit_rate(answers: Iterable[Answer]) -> float | None:
     Where some do, silence means nothing cached: SGLang says nothing of a zero.
     """
     told = [answer for answer in answers if answer.prompt_tokens is not None]
-    if all(answer.cached_tokens is None for answer in told):
+    if not _reports_cached(told):
         return None
     return _share(sum(answer.cached_tokens or 0 for answer in told), told)
+
+
+def _reports_cached(answers: Iterable[Answer]) -> bool:
+    return any(answer.cached_tokens is not None for answer in answers)
 
 
 def _failures(answers: Sequence[Answer]) -> list[Failure]:
@@ -137,6 +141,7 @@ def _latency(times: list[float]) -> Latency | None:
 
 
 def _workers(good: Sequence[Answer]) -> list[WorkerFigures]:
+    reported = _reports_cached(good)
     by_worker: dict[str, list[Answer]] = {}
     for answer in good:
         by_worker.setdefault(answer.worker, []).append(answer)
@@ -145,7 +150,7 @@ def _workers(good: Sequence[Answer]) -> list[WorkerFigures]:
             worker,
             len(answers),
             len(answers) / len(good),
-            hit_rate(answers),
+            hit_rate(answers) if not reported else hit_rate(answers) or 0.0,
             latency.p50 if (latency := _latency([each.ttft for each in answers if each.ttft is not None])) else None,
         )
         for worker, answers in sorted(by_worker.items())

@@ -12,8 +12,6 @@ logger = logging.getLogger(__name__)
 
 BODY_PAUSE = 256 * 1024
 """Bytes of a request's body that wait for the application, after which the client has to wait too."""
-_JOINED = 64 * 1024
-"""Bytes of an answer up to which it costs less to copy them behind its head than to pass two pieces to the kernel."""
 _STATUS_LINES = {status: b"HTTP/1.1 %d " % status for status in range(100, 1000)} | {
     int(status): b"HTTP/1.1 %d %b" % (status, status.phrase.encode()) for status in HTTPStatus
 }
@@ -192,10 +190,7 @@ class Cycle:
                 raise RuntimeError("the body is not as long as its content-length says")
         if not self.started:
             self.started = True
-            if len(body) <= _JOINED:
-                self._line.write(self._head + body)
-            else:
-                self._line.write_both(self._head, body)
+            self._line.write_both(self._head, body)
         elif body:
             self._line.write(body)
 

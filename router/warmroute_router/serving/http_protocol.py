@@ -13,6 +13,7 @@ from typing import cast
 from ..errors import RequestError
 from ..silence import notice_silence
 from ..types import Scope
+from ..writing import write_together
 from .clients import Clients
 from .cycle import Cycle, common_scope
 from .farewell import Farewell
@@ -149,7 +150,7 @@ class HttpProtocol(asyncio.Protocol):
         self._transport.write(data)
 
     def write_both(self, head: bytes, body: bytes) -> None:
-        self._transport.writelines((head, body))
+        write_together(self._transport, head, body)
 
     async def drained(self) -> None:
         self._drained = self._loop.create_future()

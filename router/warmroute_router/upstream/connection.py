@@ -15,13 +15,12 @@ import httptools
 from ..config import TimeoutConfig
 from ..errors import ConnectionLost, TimedOut, UpstreamError
 from ..types import Body, Headers
+from ..writing import write_together
 
 HIGH_WATER = 256 * 1024
 """Bytes of one response that may wait for the client before its worker is held back."""
 MAX_HEAD = 256 * 1024
 """Bytes of a response's head, interim ones included."""
-_JOINED = 64 * 1024
-"""Bytes of a body up to which it costs less to copy it behind its head than to pass two pieces to the kernel."""
 
 
 class Connection(asyncio.Protocol):
@@ -85,10 +84,7 @@ class Connection(asyncio.Protocol):
             raise self._error
         self._reset(no_body)
         self.sent_at = self._loop.time()
-        if len(body) <= _JOINED:
-            self._transport.write(head + body)
-        else:
-            self._transport.writelines((head, body))
+        write_together(self._transport, head, body)
 
     async def head(self) -> None:
         """Wait until `status` and `headers` are there."""
