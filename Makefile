@@ -41,7 +41,6 @@ bench: $(READY)  ## requests/s through the router against a direct connection, i
 race: $(READY)  ## this router beside others, for docs/benchmarks.md; an hour on a machine that is idle
 	scripts/rivals
 	$(BIN)/python -m warmroute_loadtest.race --write-docs
-	$(BIN)/python -m warmroute_loadtest.race --unpinned --parts throughput --write-docs
 
 bench-path: $(READY)  ## CPU time of the data path, without sockets
 	$(BIN)/python -m warmroute_loadtest.path_bench

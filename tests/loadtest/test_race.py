@@ -70,12 +70,12 @@ def test_a_race_that_was_broken_off_knows_what_it_has(tmp_path: Path) -> None:
 def test_the_page_gets_the_parts_that_were_measured(tmp_path: Path) -> None:
     page = tmp_path / "benchmarks.md"
     marked = "<!-- race: {0} -->\nold\n<!-- /race: {0} -->\n"
-    page.write_text(marked.format("throughput, unpinned") + marked.format("latency"))
-    tables = {"throughput, unpinned": lambda _: "new", "latency": lambda _: "never"}
+    page.write_text(marked.format("throughput") + marked.format("latency"))
+    tables = {"throughput": lambda _: "new", "latency": lambda _: "never"}
     write_docs(tables, results(), page)
     told = page.read_text()
-    assert "\n\nnew\n\n<!-- /race: throughput, unpinned -->" in told
-    assert told.startswith("<!-- race: throughput, unpinned -->\n\nMeasured ")
+    assert "\n\nnew\n\n<!-- /race: throughput -->" in told
+    assert told.startswith("<!-- race: throughput -->\n\nMeasured ")
     assert marked.format("latency") in told
     with pytest.raises(ValueError, match="has no <!-- race: throughput -->"):
         write_docs({"throughput": lambda _: "new"}, results(), page)
@@ -238,7 +238,6 @@ async def test_a_refusal_is_not_throughput() -> None:
     [
         (["--repetitions", "0"], "race: argument --repetitions: must be at least 1"),
         (["--quick", "--write-docs"], "race: argument --write-docs: what --quick measures is not for the docs"),
-        (["--unpinned", "--parts", "real"], "race: argument --unpinned: real always has all cores"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

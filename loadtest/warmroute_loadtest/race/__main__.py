@@ -28,15 +28,14 @@ QUICK = 0.2
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
-    results = Results(None if args.quick else KEPT.with_stem("race-unpinned") if args.unpinned else KEPT)
+    results = Results(None if args.quick else KEPT)
     for missing in {each.program.name for each in (*PATHS, *POLICIES) if each.program and not each.installed}:
         print(f"{missing} is not installed: run scripts/rivals", file=sys.stderr)
     try:
         for name in args.parts:
             _race(name, args, results)
         if args.write_docs:
-            kind = ", unpinned" if args.unpinned else ""
-            write_docs({f"{name}{kind}": PARTS[name].markdown for name in args.parts}, results)
+            write_docs({name: PARTS[name].markdown for name in args.parts}, results)
     except (StartError, OSError, ValueError) as error:
         print(f"race: {error}", file=sys.stderr)
         return 1
@@ -53,16 +52,13 @@ def _parse(argv: Sequence[str] | None) -> Namespace:
     option("--repetitions", type=int, default=3, help="of which the median counts (default: %(default)s)")
     option("--quick", action="store_true", help="once, in a fifth of the time, and nothing kept")
     option("--again", action="store_true", help="measure what is kept already, too")
-    option("--unpinned", action="store_true", help=f"{', '.join(PINNED)} with everybody on all cores; kept apart")
     option("--write-docs", action="store_true", help="put what is kept of these parts into docs/benchmarks.md")
     args = parser.parse_args(argv)
-    args.parts = args.parts or list(PINNED if args.unpinned else PARTS)
+    args.parts = args.parts or list(PARTS)
     if args.repetitions < 1:
         parser.error("argument --repetitions: must be at least 1")
     if args.quick and args.write_docs:
         parser.error("argument --write-docs: what --quick measures is not for the docs")
-    if args.unpinned and (others := set(args.parts).difference(PINNED)):
-        parser.error(f"argument --unpinned: {', '.join(sorted(others))} always has all cores")
     return args
 
 
@@ -70,7 +66,7 @@ def _race(name: str, args: Namespace, results: Results) -> None:
     if args.again:
         for contender in args.only:
             results.forget(name, contender)
-    with pinned() if name in PINNED and not args.unpinned else contextlib.nullcontext(()) as cpus:
+    with pinned() if name in PINNED else contextlib.nullcontext(()) as cpus:
         repetitions, scale = (1, QUICK) if args.quick else (args.repetitions, 1.0)
         setting = Setting(only=args.only, repetitions=repetitions, scale=scale, cpus=cpus)
         uvloop.run(PARTS[name].race(setting, results))

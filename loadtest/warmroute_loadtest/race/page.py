@@ -12,15 +12,14 @@ PAGE = Path(__file__).parents[3] / "docs/benchmarks.md"
 
 
 def write_docs(tables: Mapping[str, Callable[[Results], str]], results: Results, page: Path = PAGE) -> None:
-    """By the marker's name, whose first word is the part's. A part that was not measured is left as it is.
+    """By part. One that was not measured is left as it is.
 
     Raises ValueError where a marker is missing.
     """
-    for name, markdown in tables.items():
-        part = name.split(",")[0]
+    for part, markdown in tables.items():
         if results.cases(part):
             measured = f"Measured {results.days(part)} on {_machine()}."
-            write_between_markers(page, f"race: {name}", f"\n{measured}\n\n{markdown(results)}\n")
+            write_between_markers(page, f"race: {part}", f"\n{measured}\n\n{markdown(results)}\n")
 
 
 def _machine() -> str:
