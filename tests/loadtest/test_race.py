@@ -77,6 +77,7 @@ def test_the_page_gets_the_parts_that_were_measured(tmp_path: Path) -> None:
     assert "\n\nnew\n\n<!-- /race: throughput -->" in told
     assert told.startswith("<!-- race: throughput -->\n\nMeasured ")
     assert marked.format("latency") in told
+    page.write_text("another page")
     with pytest.raises(ValueError, match="has no <!-- race: throughput -->"):
         write_docs({"throughput": lambda _: "new"}, results(), page)
 
