@@ -30,7 +30,8 @@ BLOCK_TOKENS = 16
 LONGEST = 180.0
 """Seconds after which a run sends nothing more."""
 GRACE = 60.0
-LOADS = {"below saturation": 0.6, "above saturation": 1.3, "all at once": inf}
+_BURST = "all at once"
+LOADS = {"below saturation": 0.6, "above saturation": 1.3, _BURST: inf}
 """Of what the fleet could prefill if no prompt block were ever computed twice."""
 
 
@@ -59,7 +60,7 @@ WORKLOADS = (
         3000,
         400_000,
         workers=8,
-        loads=("all at once",),
+        loads=(_BURST,),
         in_turns=("warmroute", BASE, "sglang-router", "smg", "vllm-router"),
     ),
     Workload("gsp, 64 groups", "generated_shared_prefix", 400, 2400, 65_536),
@@ -192,13 +193,14 @@ def markdown(results: Results) -> str:
     for case in results.cases(PART):
         names = [each.name for each in POLICIES if results.has(PART, case, each.name, 0)]
         parts.append(f"**{case}**\n\n{table(results, PART, case, names)}")
-        if case.endswith("all at once"):
+        if case.endswith(_BURST):
             parts.append(over_base(results, PART, case, names))
     runs = [(case, name) for case in results.cases(PART) for name in results.contenders(PART)]
     busy = max((value for each in runs for value in results.values(PART, *each, "busy")), default=0.0)
-    late = max((value for each in runs for value in results.values(PART, *each, "late_p99")), default=0.0)
+    timed = [(case, name) for case, name in runs if not case.endswith(_BURST)]
+    late = max((value for each in timed for value in results.values(PART, *each, "late_p99")), default=0.0)
     parts.append(
-        f"In the busiest run {busy:.0%} of the processor time was used; in the latest, 99 % of the requests "
-        f"were sent within {1e3 * late:,.0f} ms of their time."
+        f"In the busiest run {busy:.0%} of the processor time was used; in the latest but for the burst, 99 % of the "
+        f"requests were sent within {1e3 * late:,.0f} ms of their time."
     )
     return "\n\n".join(parts)
