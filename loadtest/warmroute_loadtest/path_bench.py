@@ -1,8 +1,8 @@
 """`make bench-path`: CPU time of the router's data path for each request, without sockets and without a kernel.
 
 Client and worker are transports in memory, in the router's own event loop, and answer in its next turn. What is left
-is our own code, httptools, orjson and the loop, measured in CPU time: on a quiet machine it moves by a few percent where
-requests/s move by a third. Compare two versions in turns all the same.
+is our own code, httptools, orjson and the loop, measured in CPU time: on a quiet machine it moves by a few percent
+where requests/s move by a third. Compare two versions in turns all the same.
 """
 
 import asyncio
