@@ -9,7 +9,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 import uvloop
@@ -24,25 +24,20 @@ from warmroute_router.serving.http_protocol import HttpProtocol
 from warmroute_router.upstream.connection import Connection
 from warmroute_router.upstream.pool import Pool
 
+from .race.throughput import Case, chat
+
 CONNECTIONS = 32
 WORKERS = 2
 EVENTS = 16
 
 
-class Case(NamedTuple):
-    name: str
-    streamed: bool
-    prompt_bytes: int
-    requests: int
-    """Of one round."""
-
-
-CASES = (
-    Case("whole, 2 KB", False, 2_000, 10_000),
-    Case("streamed, 2 KB", True, 2_000, 5_000),
-    Case("whole, 30 KB", False, 30_000, 5_000),
-    Case("whole, 500 KB", False, 500_000, 1_000),
-)
+REQUESTS = {
+    Case("whole, 2 KB", False, 2_000): 10_000,
+    Case("streamed, 2 KB", True, 2_000): 5_000,
+    Case("whole, 30 KB", False, 30_000): 5_000,
+    Case("whole, 500 KB", False, 500_000): 1_000,
+}
+"""Of one round, by case."""
 
 
 class Wire(asyncio.Transport):
@@ -154,13 +149,6 @@ def _event(payload: object) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def _request(case: Case, number: int) -> bytes:
-    text = f"conversation {number}: " + "some words of a prompt " * (case.prompt_bytes // 23)
-    body = orjson.dumps({"stream": case.streamed, "model": "mock", "messages": [{"role": "user", "content": text}]})
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
-    return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
-
-
 async def measure(case: Case, rounds: int, requests: int | None = None) -> float:
     """CPU seconds of a request: the least of the rounds, since all that disturbs makes it more."""
     urls = [f"http://127.0.0.1:{port}" for port in range(1, WORKERS + 1)]
@@ -171,8 +159,8 @@ async def measure(case: Case, rounds: int, requests: int | None = None) -> float
         _in_memory(worker.pool, pieces)
     clients = Clients(app)
     loop, round_ = asyncio.get_running_loop(), Round()
-    asking = [Client(HttpProtocol(clients, loop), _request(case, n), round_) for n in range(CONNECTIONS)]
-    times = [await round_.run(asking, requests or case.requests) for _ in range(rounds)]
+    asking = [Client(HttpProtocol(clients, loop), chat(case, n), round_) for n in range(CONNECTIONS)]
+    times = [await round_.run(asking, requests or REQUESTS[case]) for _ in range(rounds)]
     for connection in list(clients.connections):
         connection.connection_lost(None)
     return min(times)
@@ -197,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     table = Table(title=f"CPU time of a request, {CONNECTIONS} connections, {WORKERS} workers")
     table.add_column("case")
     table.add_column("µs", justify="right")
-    for case in CASES:
+    for case in REQUESTS:
         table.add_row(case.name, f"{1e6 * uvloop.run(measure(case, args.rounds)):.1f}")
     Console().print(table)
     return 0

@@ -20,6 +20,7 @@ from .routing import Routing
 from .types import Receive, Scope, Send
 
 PATH = "/workers"
+_BELOW = f"{PATH}/"
 MAX_BODY = 64 * 1024
 
 _READING = ("GET", "HEAD")
@@ -65,7 +66,7 @@ class AdminApi:
 
     @staticmethod
     def handles(path: str) -> bool:
-        return path.startswith(PATH) and path[len(PATH) :][:1] in ("", "/")
+        return path == PATH or path.startswith(_BELOW)
 
     @property
     def has_keys(self) -> bool:

@@ -116,7 +116,7 @@ class RouterApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Sender) -> None:
         if AdminApi.handles(scope["path"]):
             await self._administer(scope, receive, send)
-        elif self._keys is not None and not self._admits(scope):
+        elif not self._admits(scope):
             await self._refuse(unauthorized(), send)
         elif scope["path"] in self._own_paths and scope["method"] in ("GET", "HEAD"):
             await self._control(scope, receive, send)

@@ -55,23 +55,28 @@ def hash_blocks(
     for start in range(0, rest, _SEGMENT_BYTES):
         hashes += _hash_segment(key[start : start + _SEGMENT_BYTES], chain)
         chain = hashes[-1]
-    append = hashes.append
-    for start in range(rest, full, BLOCK_BYTES):
-        chain = xxh3_64_intdigest(key[start : start + BLOCK_BYTES], chain)
-        append(chain)
+    if full > rest:
+        hashes += _chained(key[rest:full], chain)
+        chain = hashes[-1]
     digest = xxh3_64_intdigest(key[full:], chain)
     tokens = math.ceil(len(key) * tokens_per_byte)
     return PromptBlocks(hashes, digest, tokens, BLOCK_BYTES * tokens_per_byte, session, streamed)
+
+
+def _chained(blocks: bytes, chain: int) -> "array[int]":
+    hashes = array("Q")
+    append = hashes.append
+    for start in range(0, len(blocks), BLOCK_BYTES):
+        chain = xxh3_64_intdigest(blocks[start : start + BLOCK_BYTES], chain)
+        append(chain)
+    return hashes
 
 
 def _hash_segment(segment: bytes, chain: int) -> "array[int]":
     name = xxh3_128_digest(segment, chain)
     hashes = _segments.pop(name, None)
     if hashes is None:
-        hashes = array("Q")
-        for start in range(0, _SEGMENT_BYTES, BLOCK_BYTES):
-            chain = xxh3_64_intdigest(segment[start : start + BLOCK_BYTES], chain)
-            hashes.append(chain)
+        hashes = _chained(segment, chain)
         if len(_segments) >= _MOST_SEGMENTS:
             del _segments[next(iter(_segments))]
     _segments[name] = hashes

@@ -87,7 +87,7 @@ class Retention:
 
     def _move_horizon(self) -> None:
         self.horizon = self.clock - self.blocks
-        self.floor = self._emptied if self._emptied > self._expired else self._expired
+        self.floor = max(self._emptied, self._expired)
 
     @property
     def filled(self) -> float:

@@ -1,9 +1,10 @@
 import pytest
 import uvloop
-from warmroute_loadtest.path_bench import CASES, Case, main, measure
+from warmroute_loadtest.path_bench import REQUESTS, main, measure
+from warmroute_loadtest.race.throughput import Case
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", REQUESTS, ids=lambda case: case.name)
 def test_every_case_runs_through_the_whole_path(case: Case) -> None:
     assert uvloop.run(measure(case, rounds=1, requests=64)) > 0
 

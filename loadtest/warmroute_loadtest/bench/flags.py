@@ -2,15 +2,14 @@
 
 import os
 from argparse import ArgumentTypeError, Namespace, _ArgumentGroup
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from math import inf
-from pathlib import Path
-from typing import TypeVar
 
 from warmroute_router.cli import OneLineParser
 from warmroute_router.config import normalize_worker_url
 
+from ..flag_types import count, new_file, positive
 from ..traces import FORMATS, load_trace
 from ..traces.synthetic import WORKLOADS
 from .form import PATHS
@@ -35,8 +34,6 @@ SPELLINGS = {
         "--prefix-repetition-output-len": "output_tokens",
     },
 }
-
-N = TypeVar("N", int, float)
 
 
 def parsed(argv: Sequence[str] | None, description: str | None) -> Namespace:
@@ -140,7 +137,7 @@ def _add_workload(parser: OneLineParser) -> None:
     )
     kind.add_argument("--trace", metavar="FILE", help="any trace that `warmroute simulate` reads")
     option = group.add_argument
-    option("--requests", "--limit", type=_count, metavar="N", help="so many, or the first so many that there are")
+    option("--requests", "--limit", type=count, metavar="N", help="so many, or the first so many that there are")
     option(
         "--seed",
         type=int,
@@ -151,7 +148,7 @@ def _add_workload(parser: OneLineParser) -> None:
     option("--format", choices=("auto", *sorted(FORMATS)), default="auto", help="of the trace (default: by content)")
     option(
         "--sessions-per-s",
-        type=_positive,
+        type=positive,
         default=1.0,
         metavar="X",
         help="let X sessions start in a second, where the trace has no times for that (default: 1)",
@@ -162,7 +159,7 @@ def _add_workload(parser: OneLineParser) -> None:
 
 def _add_spellings(group: _ArgumentGroup, name: str, flags: dict[str, str]) -> None:
     for flag, parameter in flags.items():
-        group.add_argument(flag, type=_count, metavar="N", help=f"the same as {name}?{parameter}=N")
+        group.add_argument(flag, type=count, metavar="N", help=f"the same as {name}?{parameter}=N")
 
 
 def _add_load(parser: OneLineParser) -> None:
@@ -173,16 +170,16 @@ def _add_load(parser: OneLineParser) -> None:
     )
     kind.add_argument("--ramp", type=_ramp, metavar="FROM:TO", help="a rate that changes evenly over --duration")
     kind.add_argument(
-        "--concurrency", type=_count, metavar="N", help="a closed loop: N at a time, the next when one has ended"
+        "--concurrency", type=count, metavar="N", help="a closed loop: N at a time, the next when one has ended"
     )
     kind.add_argument("--trace-times", action="store_true", help="the default, said aloud")
     option = group.add_argument
     option("--arrivals", choices=("poisson", "constant"), help="of a rate or a ramp (default: poisson)")
-    option("--speed", type=_positive, metavar="X", help="X times as fast as the trace's own times")
-    option("--duration", type=_positive, metavar="S", help="send nothing after S seconds")
+    option("--speed", type=positive, metavar="X", help="X times as fast as the trace's own times")
+    option("--duration", type=positive, metavar="S", help="send nothing after S seconds")
     option(
         "--grace",
-        type=_positive,
+        type=positive,
         metavar="S",
         help=f"then wait S seconds for answers on their way (default: {GRACE:g})",
     )
@@ -191,8 +188,8 @@ def _add_load(parser: OneLineParser) -> None:
 def _add_output(parser: OneLineParser) -> None:
     option = parser.add_argument_group("what is told").add_argument
     option("--label", metavar="TEXT", help="what the run is called (default: the workload and the load)")
-    option("--json", type=_new_file, metavar="FILE", help="write the whole record there")
-    option("--html", type=_new_file, metavar="FILE", help="write a report there")
+    option("--json", type=new_file, metavar="FILE", help="write the whole record there")
+    option("--html", type=new_file, metavar="FILE", help="write a report there")
 
 
 def _url(given: str) -> str:
@@ -202,16 +199,8 @@ def _url(given: str) -> str:
         raise ArgumentTypeError(str(error).removeprefix("worker ")) from None
 
 
-def _count(given: str) -> int:
-    return _checked(int, given, "a whole number")
-
-
-def _positive(given: str) -> float:
-    return _checked(float, given, "a number")
-
-
 def _rate(given: str) -> float:
-    return inf if given == "inf" else _positive(given)
+    return inf if given == "inf" else positive(given)
 
 
 def _ramp(given: str) -> tuple[float, float]:
@@ -223,20 +212,3 @@ def _ramp(given: str) -> tuple[float, float]:
     if not colon or not all(0 <= rate < inf for rate in rates) or not any(rates):
         raise ArgumentTypeError(f"expected two rates as in 1:20, got {given!r}")
     return rates
-
-
-def _checked(read: Callable[[str], N], given: str, kind: str) -> N:
-    try:
-        value = read(given)
-    except ValueError:
-        raise ArgumentTypeError(f"expected {kind}, got {given!r}") from None
-    if not 0 < value < inf:
-        raise ArgumentTypeError(f"expected {kind} above zero, got {given!r}")
-    return value
-
-
-def _new_file(given: str) -> Path:
-    path = Path(given)
-    if not path.parent.is_dir():  # said now, not after the run
-        raise ArgumentTypeError(f"no folder {path.parent}")
-    return path

@@ -2,24 +2,20 @@
 
 import sys
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from math import inf
-from pathlib import Path
-from typing import TypeVar
 
 import orjson
 from warmroute_router.cli import OneLineParser
 from warmroute_router.replicas.gossip import FLUSH_INTERVAL
 
+from ..flag_types import count, new_file, positive
 from ..traces import FORMATS, Trace, TraceError, load_trace
 from . import SIM_POLICIES, FleetSpec, Result, SimulationError, simulate
 from .fleet import Progress
 
 LONG_RUN = 5_000
 """Requests times policies from which on a progress bar is worth its line."""
-
-N = TypeVar("N", int, float)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,32 +82,30 @@ def _parser() -> OneLineParser:
     parser.add_argument("traces", nargs="+", metavar="TRACE", help="a file, or the name of a made trace")
     option = parser.add_argument
     option("--format", choices=("auto", *sorted(FORMATS)), default="auto", help="of the traces (default: by content)")
-    option("--workers", type=_count, default=default.workers, metavar="N", help="default: %(default)s")
-    option("--blocks", type=_count, default=default.blocks, metavar="B", help="KV blocks of a worker (%(default)s)")
-    option("--block-tokens", type=_count, metavar="T", help="a multiple of the trace's (default: the trace's)")
+    option("--workers", type=count, default=default.workers, metavar="N", help="default: %(default)s")
+    option("--blocks", type=count, default=default.blocks, metavar="B", help="KV blocks of a worker (%(default)s)")
+    option("--block-tokens", type=count, metavar="T", help="a multiple of the trace's (default: the trace's)")
     option(
         "--prefill-rate",
-        type=_positive,
+        type=positive,
         default=default.prefill_rate,
         metavar="TOKENS_PER_S",
         help="prompt tokens that a worker computes in a second (default: %(default)g)",
     )
-    option(
-        "--tpot", type=_positive, default=default.tpot, metavar="S", help="seconds per decoded token (%(default)s)"
-    )
-    option("--speed", type=_positive, default=1.0, metavar="X", help="let requests arrive X times as fast")
+    option("--tpot", type=positive, default=default.tpot, metavar="S", help="seconds per decoded token (%(default)s)")
+    option("--speed", type=positive, default=1.0, metavar="X", help="let requests arrive X times as fast")
     option(
         "--sessions-per-s",
-        type=_positive,
+        type=positive,
         default=1.0,
         metavar="X",
         help="let X sessions start in a second, where the trace has no times for that (default: 1)",
     )
-    option("--limit", type=_count, metavar="N", help="only the first N requests of each trace")
+    option("--limit", type=count, metavar="N", help="only the first N requests of each trace")
     option("--policy", type=_policies, default=("cache_aware", "round_robin"), metavar="A,B", help=_policy_help())
     option("--seed", type=int, default=default.seed, metavar="N", help="of policies that draw (default: %(default)s)")
-    option("--slo", type=_positive, default=default.slo, metavar="S", help="TTFT that is good enough (%(default)g)")
-    option("--json", type=_new_file, metavar="FILE", help="write the figures there")
+    option("--slo", type=positive, default=default.slo, metavar="S", help="TTFT that is good enough (%(default)g)")
+    option("--json", type=new_file, metavar="FILE", help="write the figures there")
     _add_replicas(parser)
     return parser
 
@@ -124,7 +118,7 @@ def _add_replicas(parser: OneLineParser) -> None:
     ).add_argument
     option(
         "--routers",
-        type=_count,
+        type=count,
         default=default.routers,
         metavar="N",
         help="each request goes to any of them (default: %(default)s)",
@@ -132,14 +126,14 @@ def _add_replicas(parser: OneLineParser) -> None:
     option("--no-gossip", action="store_true", help="the routers do not talk")
     option(
         "--gossip-delay",
-        type=_positive,
+        type=positive,
         default=default.gossip_delay,
         metavar="S",
         help=f"from one router to another, once it is sent, every {FLUSH_INTERVAL:g} s (default: %(default)g)",
     )
-    option("--restart-router-at", type=_positive, metavar="S", help="a new router takes the first one's place")
+    option("--restart-router-at", type=positive, metavar="S", help="a new router takes the first one's place")
     option("--restart-cold", action="store_true", help="it starts with nothing, and not with a snapshot")
-    option("--restart-worker-at", type=_positive, metavar="S", help="the first worker loses its cache and requests")
+    option("--restart-worker-at", type=positive, metavar="S", help="the first worker loses its cache and requests")
 
 
 def _policy_help() -> str:
@@ -152,31 +146,6 @@ def _policies(given: str) -> tuple[str, ...]:
         if name not in SIM_POLICIES:
             raise ArgumentTypeError(f"no policy {name!r}: choose from {', '.join(sorted(SIM_POLICIES))}")
     return names
-
-
-def _count(given: str) -> int:
-    return _checked(int, given, "a whole number")
-
-
-def _positive(given: str) -> float:
-    return _checked(float, given, "a number")
-
-
-def _checked(read: Callable[[str], N], given: str, kind: str) -> N:
-    try:
-        value = read(given)
-    except ValueError:
-        raise ArgumentTypeError(f"expected {kind}, got {given!r}") from None
-    if not 0 < value < inf:
-        raise ArgumentTypeError(f"expected {kind} above zero, got {given!r}")
-    return value
-
-
-def _new_file(given: str) -> Path:
-    path = Path(given)
-    if not path.parent.is_dir():  # said now, not after the runs
-        raise ArgumentTypeError(f"no folder {path.parent}")
-    return path
 
 
 def spec_of(args: Namespace) -> FleetSpec:

@@ -234,7 +234,7 @@ class HttpProtocol(asyncio.Protocol):
         if self._parser.stage == BODY:
             timeout = self.body_timeout
             self._body_started = self._loop.time()
-            self._body_received = max(cast("Cycle", self._cycle).body_size, 0)
+            self._body_received = cast("Cycle", self._cycle).body_size
         self._clock = self._loop.call_later(timeout, self._time_is_up)
 
     def _stop_clock(self) -> None:
