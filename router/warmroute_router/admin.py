@@ -154,6 +154,7 @@ class AdminApi:
             "id": worker_id(worker.url),
             "url": worker.url,
             "state": worker.state,
+            "models": worker.models,
             "in_flight": worker.in_flight,
             "waiting_tokens": worker.waiting_tokens,
             "blocks_held": self._routing.tree.held[worker.index],

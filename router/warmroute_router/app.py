@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import orjson
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -20,6 +19,7 @@ from .discovery.allow_list import AllowList
 from .discovery.changes import Changes
 from .discovery.dns import DnsWorkers
 from .discovery.file import WorkersFile
+from .discovery.kubernetes.discovery import KubernetesWorkers
 from .discovery.membership import Membership
 from .errors import (
     ConnectionLost,
@@ -45,8 +45,11 @@ from .routing import Routing
 from .tls import ReloadingContext, worker_context
 from .tree import MAX_TREE_BLOCKS, PrefixTree
 from .types import ASGIApp, Receive, Scope, Send, Sender
+from .upstream.models import PATH as MODELS
+from .upstream.models import read_models
 from .upstream.worker_client import Unanswered, WorkerClient
 
+HEALTH, READY, LIVE = "/health", "/health/ready", "/health/live"
 MODELS_TIMEOUT = 5.0
 """Seconds that a worker has to name its models."""
 
@@ -89,7 +92,7 @@ class RouterApp:
             self.peers = Peers(self.routing, config.gossip, gossip_listener)
         self._state_file = StateFile(config.state_file, self.routing) if config.state_file is not None else None
         self._client = WorkerClient(worker_tls.context)
-        self._probes = HealthProbes(self.routing, self._client, config.health)
+        self._probes = HealthProbes(self.routing, self._client, config.health, config.engine_stats_interval)
         self._keys = _key_ring(config.api_keys)
 
         membership = Membership(self.routing, config.worker_api_key)
@@ -98,6 +101,9 @@ class RouterApp:
         if self.workers_file is not None:
             self.workers_file.load()
         self._dns = DnsWorkers(config.worker_dns, membership)
+        self.kubernetes: KubernetesWorkers | None = None
+        if config.kubernetes is not None:
+            self.kubernetes = KubernetesWorkers(config.kubernetes, membership, self.fleet)
         self._changes = Changes(changes_path, membership)
         admin_keys = _key_ring(config.admin.keys)
         own_port = config.admin.port is not None
@@ -109,7 +115,11 @@ class RouterApp:
         watched = (worker_tls, self._keys, admin_keys, self.workers_file)
         reloads = (*reloads, *(each.reload_if_changed for each in watched if each is not None))
         self._housekeeping = Housekeeping(self.routing, self._changes, reloads)
-        routes = [Route("/health", self.health), Route("/v1/models", self.models)]
+        routes = [
+            *(Route(path, self.health) for path in (HEALTH, READY)),
+            Route(LIVE, self.live),
+            Route(MODELS, self.models),
+        ]
         self._own_paths = frozenset(route.path for route in routes)
         self._control = Starlette(routes=routes, exception_handlers={RequestError: answer_error})
 
@@ -136,13 +146,15 @@ class RouterApp:
         await send_error(send, error)
 
     def _admits(self, scope: Scope) -> bool:
-        """Every request needs a key where there are any, but those to /health."""
-        return self._keys is None or scope["path"] == "/health" or self._keys.admits(scope["headers"])
+        """Every request needs a key where there are any, but those to /health and below."""
+        return self._keys is None or scope["path"] in (HEALTH, READY, LIVE) or self._keys.admits(scope["headers"])
 
     async def start(self) -> None:
         """Whatever goes on beside the requests, in the loop that serves them."""
         self._loop = asyncio.get_running_loop()
         await self._dns.start()
+        if self.kubernetes is not None:
+            await self.kubernetes.start()
         self._changes.reload_if_changed()
         # What was known comes before the first probes, so that they can tell which engines are others by now.
         if self._state_file is not None:
@@ -156,6 +168,8 @@ class RouterApp:
         await self._housekeeping.stop()
         await self._probes.stop()
         await self._dns.stop()
+        if self.kubernetes is not None:
+            await self.kubernetes.stop()
         if self.peers is not None:
             await self.peers.stop()
         if self._state_file is not None:
@@ -174,8 +188,13 @@ class RouterApp:
             raise draining()
         ready, total = len(self.fleet.ready()), len(self.fleet.workers)
         if not ready:
-            raise no_worker()
+            raise no_worker(None if total else self.fleet.why_empty)
         return JSONResponse({"status": "ok", "workers_ready": ready, "workers": total})
+
+    async def live(self, request: Request) -> Response:
+        """200 as long as it serves: a restart would bring no worker back."""
+        del request
+        return JSONResponse({"status": "ok"})
 
     async def models(self, request: Request) -> Response:
         """The union of what the ready workers serve, in the order of the workers."""
@@ -189,17 +208,12 @@ class RouterApp:
         return JSONResponse({"object": "list", "data": list(union.values())})
 
     async def _models_of(self, worker: Worker, request: Request) -> list[dict[str, Any]] | None:
+        authorization = request.headers.get("authorization")
         try:
-            answer = await self._client.get(
-                worker.spec,
-                "/v1/models",
-                timeout=MODELS_TIMEOUT,
-                authorization=request.headers.get("authorization"),
-            )
-            models = orjson.loads(answer.body)["data"]
-            return [model for model in models if isinstance(model.get("id"), str)]
-        except (Unanswered, ValueError, KeyError, TypeError, AttributeError):
+            answer = await self._client.get(worker.spec, MODELS, timeout=MODELS_TIMEOUT, authorization=authorization)
+        except Unanswered:
             return None  # this one has nothing to say; the others may
+        return read_models(answer.body)
 
 
 def _key_ring(config: KeyConfig) -> KeyRing | None:

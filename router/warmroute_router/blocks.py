@@ -30,6 +30,7 @@ class PromptBlocks(NamedTuple):
     block_tokens: tokens of one full block, by the same estimate.
     session: what the client calls its session, hashed; 0 where it calls it nothing.
     streamed: whether the answer comes as it is made, so that its first byte tells that the prompt is computed.
+    model: its name, as the client says; empty where it says none.
     """
 
     hashes: "array[int]"
@@ -38,6 +39,7 @@ class PromptBlocks(NamedTuple):
     block_tokens: float = BLOCK_TOKENS
     session: int = 0
     streamed: bool = True
+    model: str = ""
 
 
 def hash_blocks(
@@ -47,6 +49,7 @@ def hash_blocks(
     tokens_per_byte: float = 1 / BYTES_PER_TOKEN,
     session: int = 0,
     streamed: bool = True,
+    model: str = "",
 ) -> PromptBlocks:
     chain = xxh3_64_intdigest(namespace)
     hashes = array("Q")
@@ -60,7 +63,7 @@ def hash_blocks(
         chain = hashes[-1]
     digest = xxh3_64_intdigest(key[full:], chain)
     tokens = math.ceil(len(key) * tokens_per_byte)
-    return PromptBlocks(hashes, digest, tokens, BLOCK_BYTES * tokens_per_byte, session, streamed)
+    return PromptBlocks(hashes, digest, tokens, BLOCK_BYTES * tokens_per_byte, session, streamed, model)
 
 
 def _chained(blocks: bytes, chain: int) -> "array[int]":

@@ -38,6 +38,12 @@ class WorkerSpec:
     """Sent to it instead of the client's `Authorization`, and with every request of the router's own."""
     server_name: str | None = None
     """The name behind `url`, where that has an address that the name resolved to: for TLS and the `Host` header."""
+    identity: str | None = None
+    """What tells it from another one at the same URL, as the uid of its pod: another identity is another cache."""
+    ready: bool = True
+    """Whether its source finds it fit to serve. The router's own probes have to find so as well."""
+    models: tuple[str, ...] | None = None
+    """The models that it serves; None where it has to be asked."""
 
     @property
     def host(self) -> str:
@@ -149,6 +155,22 @@ class AdminConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class KubernetesConfig:
+    """Which pods are workers, and whom to ask for them."""
+
+    selector: str
+    """As the API takes it: `key=value`, with commas in between."""
+    port: int
+    """Of each pod."""
+    namespace: str | None = None
+    """None for the one that the router's own pod is in."""
+    model_label: str | None = None
+    """The label or annotation that says which models a pod serves; None: the workers themselves are asked."""
+    api: str | None = None
+    """URL of an API that asks for no token, as `kubectl proxy` is; None for that of the cluster around this pod."""
+
+
+@dataclass(frozen=True, slots=True)
 class RouterConfig:
     worker_urls: tuple[str, ...]
     """Normalised by `normalize_worker_url`. May be empty: workers can come later."""
@@ -168,6 +190,8 @@ class RouterConfig:
     worker_dns: tuple[str, ...] = ()
     """URLs like those of workers, each for as many workers as its name has addresses."""
     workers_file: Path | None = None
+    kubernetes: KubernetesConfig | None = None
+    """None for a router that looks for no pods."""
     worker_api_key: str | None = field(default=None, repr=False)
     """For every worker that has no key of its own."""
     api_keys: KeyConfig = KeyConfig()
@@ -176,6 +200,8 @@ class RouterConfig:
     """For clients; None for plain HTTP."""
     worker_tls: TlsConfig = TlsConfig()
     health: HealthConfig = HealthConfig()
+    engine_stats_interval: float = 10.0
+    """Seconds between two looks at each engine's own metrics."""
     timeouts: TimeoutConfig = TimeoutConfig()
     retries: RetryConfig = RetryConfig()
     breaker: BreakerConfig | None = BreakerConfig()

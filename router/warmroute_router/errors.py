@@ -19,6 +19,10 @@ from starlette.responses import Response
 
 from .types import Headers, Send
 
+_SHOWN_MODELS = 10
+_SHOWN_NAME = 100
+"""Characters."""
+
 
 class RequestError(Exception):
     """An answer that the router gives by itself, in the error shape of OpenAI's API."""
@@ -129,9 +133,31 @@ def body_lost_in_upgrade() -> RequestError:
     )
 
 
-def no_worker() -> RequestError:
+def no_worker(reason: str | None = None) -> RequestError:
+    """`reason`: why there is none at all, where that is known."""
     return _unavailable(
-        "No worker is up. The router probes them all the time: try again in a moment.", "no_worker_available"
+        f"No worker is there: {reason}."
+        if reason
+        else "No worker is up. The router probes them all the time: try again in a moment.",
+        "no_worker_available",
+    )
+
+
+def model_not_found(model: str, served: list[str]) -> RequestError:
+    names = ", ".join(f"`{name}`" for name in served[:_SHOWN_MODELS])
+    more = ", ..." if len(served) > _SHOWN_MODELS else ""
+    return RequestError(
+        404,
+        f"No worker serves the model `{model[:_SHOWN_NAME]}`. There are {names}{more}.",
+        type="invalid_request_error",
+        code="model_not_found",
+    )
+
+
+def model_missed(model: str) -> RequestError:
+    return _unavailable(
+        f"The workers that serve the model `{model[:_SHOWN_NAME]}` are gone. Others may come: try again in a moment.",
+        "no_worker_available",
     )
 
 

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
+from .account import Account
 from .admission.admission import Admission
 from .errors import (
     ConnectFailed,
@@ -18,16 +19,14 @@ from .errors import (
     RequestError,
     TimedOut,
     UpstreamError,
-    all_open,
     error_body,
-    no_worker,
     timed_out,
     worker_failed,
 )
 from .fleet import Worker
 from .headers import request_head, request_headers, request_id, response_headers
 from .placement import Placement
-from .prompt import read_prompt
+from .prompt import read_model, read_prompt
 from .retries import DECLINING, Retries, is_repeatable
 from .routing import Routing
 from .types import ENDS_WITH_CLIENT, Body, Headers, Scope, Sender
@@ -63,10 +62,11 @@ class Exchange:
         self._admission = admission
         self._scope = scope
         self._total_timeout = total_timeout
+        self._began = routing.now()
         prompt = read_prompt(scope["path"], body)
-        self._blocks = routing.blocks_of(prompt, _session(scope["headers"]))
+        model = read_model(body) if prompt is None and routing.fleet.catalogue.mixed else ""
+        self._blocks = routing.blocks_of(prompt, _session(scope["headers"]), model)
         # Of the prompt itself only this is kept: it may be as long as the body.
-        self._model = prompt.model if prompt is not None else ""
         self._key_bytes = len(prompt.key) if prompt is not None else 0
         self._asks_for_usage = usage_injection and prompt is not None and prompt.lacks_usage
         self._body = ask_for_usage(body) if self._asks_for_usage else body
@@ -79,6 +79,8 @@ class Exchange:
         """Whether the client has been sent a status."""
         self._suspect: Worker | None = None
         """Who answered 500, while it is not known whose fault that is: the worker's or the request's."""
+        self._reading = routing.now() - self._began
+        """Seconds."""
 
     async def run(self, send: Sender) -> None:
         """Raises RequestError where there is no answer to pass on."""
@@ -122,11 +124,11 @@ class Exchange:
 
     async def _relay(self, send: Sender) -> None:
         tried: list[Worker] = []
+        model = self._blocks.model
         while True:
-            while (placement := self._routing.place(self._blocks, tried)) is None:
-                if not self._routing.is_full(tried):
-                    wait = self._routing.shortest_wait()
-                    raise no_worker() if wait is None else all_open(wait)
+            while (placement := self._place(tried)) is None:
+                if not self._routing.is_full(tried, model):
+                    raise self._routing.unplaceable(model)
                 await asyncio.sleep(FULL_PAUSE)
             worker = placement.worker
             tried.append(worker)
@@ -153,10 +155,17 @@ class Exchange:
                 raise
             finally:
                 placement.release()
-                worker.requests[status] += 1
+                self._account(worker).requests[status] += 1
             worker.retries += 1
             if pause:
                 await asyncio.sleep(pause)
+
+    def _place(self, tried: list[Worker]) -> Placement | None:
+        began = self._routing.now()
+        placement = self._routing.place(self._blocks, tried)
+        if placement is not None:
+            self._routing.decision_time.observe(self._routing.now() - began + self._reading)
+        return placement
 
     def _after(self, error: UpstreamError, placement: Placement, tried: list[Worker]) -> bool:
         """Draw the conclusions of a try in vain; returns whether there is to be another one."""
@@ -175,7 +184,7 @@ class Exchange:
         return self._may_go_on(error, tried)
 
     def _may_go_on(self, error: UpstreamError, tried: list[Worker]) -> bool:
-        return self._routing.has_others(tried) and self._retries.allows(
+        return self._routing.has_others(tried, self._blocks.model) and self._retries.allows(
             error, len(tried), repeatable=self._repeatable
         )
 
@@ -197,6 +206,8 @@ class Exchange:
             first = connection.take() or await connection.read()
             placement.answered() if status < 500 and status != 429 else placement.first_byte()
             usage = UsageReader(connection.headers)
+            if usage.streamed:
+                self._account(worker).ttft.observe(self._routing.now() - self._began)
             self._start_headers = response_headers(status, connection.headers, self._receipt(placement))
             send.start(status, self._start_headers)
             self._started = True
@@ -205,6 +216,7 @@ class Exchange:
             worker.pool.give_back(connection)
         if status < 400:
             worker.guard.completed()
+            self._account(worker).duration.observe(self._routing.now() - self._began)
         if status == 200:
             self._settle(placement, usage)
         return status
@@ -250,11 +262,14 @@ class Exchange:
         usage.feed(last)
         send.end(hide.feed(last) + hide.flush() if hide else last)
 
+    def _account(self, worker: Worker) -> Account:
+        return worker.accounts.of(self._blocks.model)
+
     def _settle(self, placement: Placement, reader: UsageReader) -> None:
         usage = reader.result()
         placement.report(usage)
         if usage is not None:
-            self._routing.token_ratio.learn(self._model, self._key_bytes, usage.prompt_tokens)
+            self._routing.token_ratio.learn(self._blocks.model, self._key_bytes, usage.prompt_tokens)
 
     def _streams(self) -> bool:
         """Whether the answer is server-sent events, of a length that is not told beforehand."""

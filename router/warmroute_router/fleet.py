@@ -2,17 +2,19 @@
 
 import asyncio
 import ssl
-from collections import Counter
 from collections.abc import Callable
 from enum import StrEnum
 from itertools import count
 from statistics import median
 from typing import NamedTuple
 
+from .account import Accounts
 from .backlog import Backlog, Prefill
 from .calibration import Retention
+from .catalogue import Catalogue
 from .config import BreakerConfig, TimeoutConfig, WorkerSpec
 from .guard import Guard
+from .upstream.engine import NOTHING, EngineReport
 from .upstream.pool import Pool
 
 
@@ -71,21 +73,17 @@ class Worker:
         self.recent_new_tokens = 0.0
         """Uncached prompt tokens sent of late, in a unit that is the same for all workers."""
         self.retention = Retention()
+        self.answers = False
+        """Whether its last probes were good, ready or not."""
         self.started: float | None = None
         """When its engine's process started, in seconds since the epoch, where it says so."""
-        self.requests: Counter[int] = Counter()
-        """Ended requests by status; 499 where the client left, 502 where the worker failed."""
-        self.prompt_tokens = 0
-        """Of the replies that said how many of them came from the cache; so are the next four."""
-        self.available_tokens = 0
-        self.captured_tokens = 0
-        self.delivered_tokens = 0
-        self.mispredicted_tokens = 0
-        """Captured by prediction and not delivered, or the other way."""
+        self.engine: EngineReport = NOTHING
+        """What it said of itself when it was asked last."""
         self.retries = 0
         """Requests that went to another worker after this one."""
-        self.unreported_requests = 0
-        """Replies to understood prompts that said nothing of cached tokens: unknown, not zero."""
+        self.accounts = Accounts()
+        self.models: tuple[str, ...] | None = None
+        """Those that it serves, without repetition; None where that is not known. See `Fleet.set_models`."""
 
     @property
     def waiting_tokens(self) -> int:
@@ -134,6 +132,11 @@ class Fleet:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.workers: list[Worker] = []
+        self.catalogue = Catalogue(self.workers)
+        self.drains = 0
+        """How many workers have begun to drain."""
+        self.why_empty: str | None = None
+        """Why there are no workers, where their source knows."""
         self._by_url: dict[str, Worker] = {}
         self.added: Callable[[Worker], object] | None = None
         """Told of each that is added."""
@@ -152,6 +155,7 @@ class Fleet:
         self.workers.append(worker)
         self._by_url[worker.url] = worker
         self.retentions[worker.index] = worker.retention
+        self.set_models(worker, spec.models)
         if self.added is not None:
             self.added(worker)
         return worker
@@ -163,7 +167,22 @@ class Fleet:
         del self.retentions[worker.index]
         worker.state = State.GONE
         worker.pool.close()
+        self.catalogue.removed(worker)
         self._leaving.append(worker)
+
+    def drain(self, worker: Worker) -> None:
+        """It gets nothing new, and goes when it has answered what it has."""
+        worker.state = State.DRAINING
+        self.drains += 1
+
+    def set_models(self, worker: Worker, models: tuple[str, ...] | None) -> None:
+        """What its source says that it serves, or else what it lists."""
+        if models is not None:
+            models = tuple(dict.fromkeys(models))
+        if worker.models != models:
+            worker.models = models
+            worker.accounts.open(models or ())
+        self.catalogue.changed()
 
     def by_url(self, url: str) -> Worker | None:
         return self._by_url.get(url)
@@ -180,12 +199,15 @@ class Fleet:
             self._leaving = [worker for worker in self._leaving if worker.pool.busy]
 
     def compare_speeds(self) -> None:
-        """Where measured prefill speeds differ by more than measuring does, let it count."""
-        speeds = [worker.backlog.speed.tokens_per_s for worker in self.workers]
-        known = [speed for speed in speeds if speed is not None]
-        usual = median(known) if known else 0.0
-        for worker, speed in zip(self.workers, speeds, strict=True):
-            slowness = usual / speed if speed is not None else 1.0
+        """Where measured prefill speeds of the same models differ by more than measuring does, let it count."""
+        speeds: dict[tuple[str, ...] | None, list[float]] = {}
+        for worker in self.workers:
+            if worker.backlog.speed.tokens_per_s is not None:
+                speeds.setdefault(worker.models, []).append(worker.backlog.speed.tokens_per_s)
+        usual = {models: median(known) for models, known in speeds.items()}
+        for worker in self.workers:
+            speed = worker.backlog.speed.tokens_per_s
+            slowness = usual[worker.models] / speed if speed is not None else 1.0
             worker.slowness = min(max(slowness, 1 / _MOST), _MOST) if abs(slowness - 1) > _SAME_SPEED else 1.0
 
     def close(self) -> None:

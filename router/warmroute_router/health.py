@@ -10,7 +10,8 @@ from .blocks import BLOCK_TOKENS
 from .config import HealthConfig
 from .fleet import State, Worker
 from .routing import Routing
-from .upstream.engine import ask_engine
+from .upstream.engine import NOTHING, ask_engine
+from .upstream.models import ask_models
 from .upstream.worker_client import Unanswered, WorkerClient
 
 logger = logging.getLogger(__name__)
@@ -19,8 +20,8 @@ RETRY_INTERVAL = 1.0
 """Seconds to the next probe, at most, where the last one failed or the worker is not ready."""
 DOUBT_PAUSE = 0.1
 """Seconds between two probes, at least, however many connections break."""
-ASK_EVERY = 60.0
-"""Seconds after which the engine of a ready worker is asked again: it may have restarted in between."""
+MODELS_EVERY = 60.0
+"""Seconds after which a ready worker is asked for its models again: adapters come and go."""
 FIRST_ROUND = 1.0
 """Seconds that the start waits for the first probes, so that the first request finds its worker."""
 
@@ -28,10 +29,14 @@ _PROBED = (State.STARTING, State.READY, State.UNHEALTHY)
 
 
 class HealthProbes:
-    def __init__(self, routing: Routing, client: WorkerClient, config: HealthConfig) -> None:
+    def __init__(
+        self, routing: Routing, client: WorkerClient, config: HealthConfig, stats_interval: float = 10.0
+    ) -> None:
+        """`stats_interval`: seconds after which a ready engine is asked for its own figures, at the next probe."""
         self._routing = routing
         self._client = client
         self._config = config
+        self._stats_interval = stats_interval
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
@@ -57,7 +62,8 @@ class HealthProbes:
         if before is not None:
             before.cancel()
         probed = asyncio.Event()
-        task = asyncio.create_task(_Watch(worker, self._routing, self._client, self._config).run(probed))
+        watch = _Watch(worker, self._routing, self._client, self._config, self._stats_interval)
+        task = asyncio.create_task(watch.run(probed))
         self._tasks[worker] = task
         task.add_done_callback(lambda ended: self._ended(worker, ended))
         return probed
@@ -70,14 +76,17 @@ class HealthProbes:
 class _Watch:
     """The probes of one worker."""
 
-    def __init__(self, worker: Worker, routing: Routing, client: WorkerClient, config: HealthConfig) -> None:
+    def __init__(
+        self, worker: Worker, routing: Routing, client: WorkerClient, config: HealthConfig, stats_interval: float
+    ) -> None:
         self._worker = worker
         self._routing = routing
         self._client = client
         self._config = config
+        self._stats_interval = stats_interval
         self._failures = 0
         self._successes = 0
-        self._asked_at = 0.0
+        self._ask_after = self._ask_models_after = 0.0
 
     async def run(self, probed: asyncio.Event) -> None:
         worker = self._worker
@@ -85,8 +94,8 @@ class _Watch:
             alive = await self._probe()
             worker.retention.expire(time.monotonic())
             self._routing.fleet.compare_speeds()
-            if alive and (self._failures or worker.state is not State.READY or time.monotonic() > self._asked_at):
-                await self._ask()
+            if alive:
+                await self._ask(anew=bool(self._failures) or worker.state is not State.READY)
             self._judge(alive)
             probed.set()
             interval = self._config.interval
@@ -108,28 +117,48 @@ class _Watch:
         worker, config = self._worker, self._config
         self._failures = 0 if alive else self._failures + 1
         self._successes = self._successes + 1 if alive else 0
-        if worker.state not in _PROBED:
+        worker.answers = self._successes >= config.success_threshold
+        if worker.state not in _PROBED or not worker.spec.ready:
             return
-        if worker.state is not State.READY and self._successes >= config.success_threshold:
+        if worker.state is not State.READY and worker.answers:
             logger.info("worker %s is ready (was %s)", worker.url, worker.state)
             worker.state = State.READY
         elif worker.state is State.READY and self._failures >= config.failure_threshold:
             logger.warning("worker %s is unhealthy: %d probes failed", worker.url, self._failures)
             worker.state = State.UNHEALTHY
+            worker.engine = NOTHING
             worker.pool.give_up_waiting(f"it is unhealthy: {self._failures} probes failed")
 
-    async def _ask(self) -> None:
+    async def _ask(self, *, anew: bool) -> None:
+        """What is due; `anew`: all of it, since another engine may be there."""
+        now, questions = time.monotonic(), []
+        if anew or now > self._ask_models_after:
+            questions.append(self._ask_models())
+        if anew or now > self._ask_after:
+            questions.append(self._ask_engine())
+        if questions:
+            await asyncio.gather(*questions)  # an engine that leaves both open holds up its probes only once
+
+    async def _ask_models(self) -> None:
         worker = self._worker
-        capacity, started = await ask_engine(self._client, worker.spec)
-        self._asked_at = time.monotonic() + ASK_EVERY
-        if started is not None:
+        listed = worker.spec.models or await ask_models(self._client, worker.spec)
+        if listed is not None and worker.state is not State.GONE:
+            self._routing.fleet.set_models(worker, listed)
+        self._ask_models_after = time.monotonic() + MODELS_EVERY
+
+    async def _ask_engine(self) -> None:
+        worker = self._worker
+        worker.engine = report = await ask_engine(self._client, worker.spec)
+        self._ask_after = time.monotonic() + self._stats_interval
+        if report.started is not None:
             # Only later is a restart: behind one URL may be several processes, and any of them answers.
-            if worker.started is not None and started > worker.started:
+            if worker.started is not None and report.started > worker.started:
                 logger.info("worker %s has restarted: its cache is empty", worker.url)
                 self._routing.forget(worker)
-            worker.started = max(started, worker.started or started)
-        if capacity is not None:
-            worker.retention.start_at(capacity / BLOCK_TOKENS)
+                self._ask_models_after = 0.0
+            worker.started = max(report.started, worker.started or report.started)
+        if report.capacity is not None:
+            worker.retention.start_at(report.capacity / BLOCK_TOKENS)
 
     async def _probe(self) -> bool:
         """Whatever answers without a server error is up: not every engine has a `/health`.

@@ -103,17 +103,19 @@ class Placement:
         worker = self.worker
         if usage is not None and usage.cached_tokens is None and worker.retention.reported:
             usage = usage._replace(cached_tokens=0)  # vLLM and SGLang say nothing where it is zero
+        account = worker.accounts.of(self.prompt.model)
         if usage is None or usage.cached_tokens is None:
-            worker.unreported_requests += 1
+            account.unreported_requests += 1
             self._time(self._prefill.tokens)
             return
         # In shares of the engine's own count of tokens.
         scale = usage.prompt_tokens / self.prompt.tokens
-        worker.prompt_tokens += usage.prompt_tokens
-        worker.available_tokens += round(self.available * scale)
-        worker.captured_tokens += round(self.captured * scale)
-        worker.delivered_tokens += usage.cached_tokens
-        worker.mispredicted_tokens += abs(round(self.captured * scale) - usage.cached_tokens)
+        captured = round(self.captured * scale)
+        account.prompt_tokens += usage.prompt_tokens
+        account.available_tokens += round(self.available * scale)
+        account.captured_tokens += captured
+        account.delivered_tokens += usage.cached_tokens
+        account.mispredicted_tokens += abs(captured - usage.cached_tokens)
         if usage.prompt_tokens:
             self._time(usage.prompt_tokens - usage.cached_tokens)
             self._learn(usage.cached_tokens / usage.prompt_tokens)

@@ -82,6 +82,14 @@ def read_prompt(path: str, body: Body) -> Prompt | None:
         return None
 
 
+def read_model(body: Body) -> str:
+    """Of a body that is no prompt, as for embeddings; empty where it names none."""
+    try:
+        return _string(orjson.loads(body), "model")
+    except (ValueError, AttributeError):
+        return ""
+
+
 def _without_base64(json: Body) -> Body:
     """JSON in which long base64 data is replaced by its hash: parsing an image takes three times its memory.
 

@@ -9,7 +9,9 @@ from xxhash import xxh3_64_intdigest
 
 from .blocks import PromptBlocks, hash_blocks
 from .calibration import TokenRatio
+from .errors import RequestError, all_open, model_missed, model_not_found, no_worker
 from .fleet import Fleet, State, Worker
+from .histogram import MICROSECONDS, Histogram
 from .placement import Placement
 from .policies import FleetView, Policy
 from .prompt import Prompt
@@ -40,7 +42,9 @@ class Routing:
         self.policy_bytes = policy_name.encode("ascii")
         self.token_ratio = TokenRatio()
         self.decisions: Counter[str] = Counter()
-        """By the policy's reason."""
+        """By the policy's reason; `no_prompt`: nothing to go by; `no_capacity`: nobody to choose."""
+        self.decision_time = Histogram(MICROSECONDS)
+        """Of each: reading the prompt, hashing it, finding it in the tree, and choosing."""
         self.placed: Callable[[Placement], None] | None = None
         """Told of each placement."""
         self.has_peers = False
@@ -53,10 +57,11 @@ class Routing:
         self._recent_unit = 1.0
         self._unread = 0
 
-    def blocks_of(self, prompt: Prompt | None, session: str = "") -> PromptBlocks:
+    def blocks_of(self, prompt: Prompt | None, session: str = "", model: str = "") -> PromptBlocks:
         """A prompt in blocks. Where there is none to be read, an empty one, which goes by load alone.
 
         `session` is what a header calls the session; otherwise the body's name for it counts.
+        `model` is that of a body which is no prompt.
         """
         if prompt is not None:
             name = session or prompt.session
@@ -66,17 +71,18 @@ class Routing:
                 tokens_per_byte=self.token_ratio.of(prompt.model),
                 session=xxh3_64_intdigest(name.encode()) if name else 0,
                 streamed=prompt.streamed,
+                model=prompt.model,
             )
         self._unread += 1  # a digest of its own for each, so that ties spread
-        return PromptBlocks(_NO_HASHES, self._unread, 0)
+        return PromptBlocks(_NO_HASHES, self._unread, 0, model=model)
 
     def place(self, prompt: PromptBlocks, without: Collection[Worker] = ()) -> Placement | None:
-        """Choose among the ready workers and reserve there; None where there is none left.
+        """Choose among the ready workers of its model and reserve there; None where there is none left.
 
         The prefix counts as there from now on: the next request that shares it may come before the answer.
         """
         now = self.now()
-        workers = self.candidates(without, now)
+        workers = self.candidates(without, now, prompt.model)
         if not workers:
             return None
         for worker in workers:
@@ -139,12 +145,13 @@ class Routing:
         """Begin with what another router knows."""
         worker.recent_new_tokens = max(worker.recent_new_tokens, recent * self._recent_unit)
 
-    def candidates(self, without: Collection[Worker], now: float) -> list[Worker]:
+    def candidates(self, without: Collection[Worker], now: float, model: str = "") -> list[Worker]:
         """Who may be sent a request: up, not kept out by its guard, with room, and not one of these."""
         ready, cap = State.READY, self.max_per_worker
-        workers = [worker for worker in self.fleet.workers if worker.state is ready and worker.guard.closed]
-        if len(workers) < len(self.fleet.workers):
-            up = [worker for worker in self.fleet.ready() if worker not in without]
+        serving = self.fleet.catalogue.serving(model)
+        workers = [worker for worker in serving if worker.state is ready and worker.guard.closed]
+        if len(workers) < len(serving):
+            up = [worker for worker in serving if worker.state is ready and worker not in without]
             workers = [worker for worker in up if worker.guard.admits(now)]
             # Where nobody else is left, who has declined may do so again, in its own words.
             workers = workers or [worker for worker in up if worker.guard.declines_only()]
@@ -154,19 +161,28 @@ class Routing:
             workers = [worker for worker in workers if worker.in_flight < cap]
         return workers
 
-    def has_others(self, tried: Collection[Worker]) -> bool:
+    def has_others(self, tried: Collection[Worker], model: str = "") -> bool:
         """Whether anybody else could answer, now or as soon as there is room."""
-        now, ready = self.now(), self.fleet.ready()
-        return any(worker not in tried and worker.guard.admits(now) for worker in ready)
-
-    def is_full(self, tried: Collection[Worker]) -> bool:
-        """Whether only the lack of room keeps a request from being placed."""
-        return self.max_per_worker is not None and self.has_others(tried)
-
-    def shortest_wait(self) -> float | None:
-        """Seconds until some worker's guard may admit a request; None where no worker is up."""
         now = self.now()
-        return min((worker.guard.wait(now) for worker in self.fleet.ready()), default=None)
+        return any(worker not in tried and worker.guard.admits(now) for worker in self._ready(model))
+
+    def is_full(self, tried: Collection[Worker], model: str = "") -> bool:
+        """Whether only the lack of room keeps a request from being placed."""
+        return self.max_per_worker is not None and self.has_others(tried, model)
+
+    def unplaceable(self, model: str) -> RequestError:
+        """Why a request for it cannot be placed, which is a decision too."""
+        self.decisions["no_capacity"] += 1
+        catalogue, now = self.fleet.catalogue, self.now()
+        if not self.fleet.workers:
+            return no_worker(self.fleet.why_empty)
+        if not catalogue.serving(model):
+            return model_missed(model) if catalogue.is_missed(model) else model_not_found(model, catalogue.models)
+        waits = [worker.guard.wait(now) for worker in self._ready(model)]
+        return all_open(min(waits)) if waits else no_worker()
+
+    def _ready(self, model: str) -> list[Worker]:
+        return [worker for worker in self.fleet.catalogue.serving(model) if worker.state is State.READY]
 
     @property
     def has_room(self) -> bool:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import uvloop
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 
 from .admission.shared_counts import SharedCounts
 from .app import RouterApp
@@ -94,11 +94,13 @@ class Process:
             changes_path=changes_path,
             reloads=(tls.reload_if_changed,) if tls is not None else (),
         )
-        doors = [Door(app, listeners.public, context)]
+        refused = app.proxy.refused
+        doors = [Door(app, listeners.public, context, refused=refused)]
         if app.admin_app is not None and listeners.admin is not None:
-            doors.append(Door(app.admin_app, [listeners.admin], context))
+            doors.append(Door(app.admin_app, [listeners.admin], context, refused=refused))
         self.lifecycle = Lifecycle(app, doors, delay=config.shutdown_delay, grace=config.shutdown_grace)
-        self.registry: CollectorRegistry = build_registry(app.routing, app.proxy, app.peers)
+        self.registry: CollectorRegistry = build_registry(app.routing, app.proxy, app.peers, app.kubernetes)
+        ProcessCollector(registry=self.registry)
         tasks = Gauge(
             "warmroute_tasks",
             "Tasks of the router's event loop: a few, and some for each request.",

@@ -25,9 +25,9 @@ class UsageReader:
     def __init__(self, headers: Headers) -> None:
         """Names are in lower case."""
         kind = dict(headers).get(b"content-type", b"").lower()
-        self._streamed = kind.startswith(b"text/event-stream")
-        self._limit = STREAM_TAIL if self._streamed else MAX_JSON
-        self._wanted = self._streamed or kind.startswith(b"application/json")
+        self.streamed = kind.startswith(b"text/event-stream")
+        self._limit = STREAM_TAIL if self.streamed else MAX_JSON
+        self._wanted = self.streamed or kind.startswith(b"application/json")
         self._chunks: deque[bytes] = deque()
         self._size = 0
 
@@ -38,7 +38,7 @@ class UsageReader:
         self._size += len(chunk)
         if self._size <= self._limit:
             return
-        if not self._streamed:
+        if not self.streamed:
             self._wanted = False
             self._chunks.clear()
             return
@@ -49,7 +49,7 @@ class UsageReader:
         if not self._wanted:
             return None
         body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-        if not self._streamed:
+        if not self.streamed:
             return _usage_of(_parse(body))
         # From the end, since the usage is in one of the last events, up to a full line.
         for line in reversed(body.splitlines()):

@@ -92,7 +92,7 @@ def test_every_request_is_answered_once_and_nothing_is_left(name: str, seed: int
     cached = 10 * sum(answer.cached_blocks for answer in answers)
     assert computed + cached == sum(asked.input_tokens for asked in requests.requests)
     (router,) = run.replicas.routers
-    assert sum(worker.delivered_tokens for worker in router.fleet.workers) == cached
+    assert sum(worker.accounts.of("").delivered_tokens for worker in router.fleet.workers) == cached
     assert all((worker.waiting_tokens, worker.in_flight) == (0, 0) for worker in router.fleet.workers)
     assert all(worker.cache.pinned == 0 and worker.cache.used <= 30 for worker in run.workers)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from support.peer import STREAM_HEAD, Peer, PeerConnection, chunk
 from support.router import CONFIG, RunningRouter, running_router, until
 from warmroute_router import admin as admin_module
@@ -23,7 +23,7 @@ from warmroute_router.discovery.changes import Changes
 from warmroute_router.discovery.membership import Membership
 from warmroute_router.fleet import Fleet, State
 from warmroute_router.keys import KeyRing
-from warmroute_router.metrics import RouterCollector
+from warmroute_router.metrics import build_registry
 from warmroute_router.policies import POLICIES
 from warmroute_router.routing import Routing
 from warmroute_router.tree import PrefixTree
@@ -84,6 +84,7 @@ async def test_the_list_shows_each_worker_and_no_key() -> None:
                 "id": worker_id(A),
                 "url": A,
                 "state": "ready",
+                "models": None,
                 "in_flight": 1,
                 "waiting_tokens": 2 * BLOCK_TOKENS,
                 "blocks_held": 2,
@@ -375,9 +376,7 @@ async def two_workers() -> AsyncIterator[tuple[Streams, Peer, Peer, RunningRoute
 
 
 def series(router: RunningRouter) -> str:
-    registry = CollectorRegistry()
-    registry.register(RouterCollector(router.app.routing, router.app.proxy, None))
-    return generate_latest(registry).decode()
+    return generate_latest(build_registry(router.app.routing, router.app.proxy)).decode()
 
 
 @pytest.mark.parametrize("way", ["drain", "delete"])

@@ -10,7 +10,7 @@ from dataclasses import replace
 import httpx
 import orjson
 import pytest
-from support.peer import Handler, Peer, PeerConnection, answering, response
+from support.peer import Handler, Peer, PeerConnection, answering, models, response
 from support.router import CONFIG, RunningRouter, running_router, until
 from warmroute_router import health
 from warmroute_router.config import HealthConfig, KeyConfig
@@ -30,10 +30,6 @@ NO_WORKER = {
 }
 
 
-def models(*names: str) -> bytes:
-    return response(orjson.dumps({"object": "list", "data": [{"id": name, "object": "model"} for name in names]}))
-
-
 async def get(router: RunningRouter, path: str, **headers: str) -> httpx.Response:
     async with httpx.AsyncClient() as client:
         return await client.get(router.url + path, headers=headers)
@@ -49,12 +45,31 @@ async def test_health_is_200_while_one_worker_is_ready_and_no_worker_is_asked() 
         assert peer.seen == []
 
 
-async def test_health_is_503_where_no_worker_is_ready() -> None:
+@pytest.mark.parametrize("path", ["/health", "/health/ready"])
+async def test_health_is_503_where_no_worker_is_ready(path: str) -> None:
     async with running_router(NOBODY) as router:
-        reply = await get(router, "/health")
+        reply = await get(router, path)
         assert (reply.status_code, reply.json()) == (503, NO_WORKER)
         assert reply.headers["content-type"] == "application/json"
         assert reply.headers["retry-after"] == "1"
+
+
+async def test_a_router_is_alive_whatever_its_workers_are() -> None:
+    async with running_router(NOBODY, config=KEYED) as router:
+        assert ((await get(router, "/health/live")).status_code) == 200
+        router.app.draining = True
+        assert ((await get(router, "/health/live")).status_code) == 200
+        assert ((await get(router, "/health/ready")).status_code) == 503
+
+
+async def test_where_there_are_no_workers_their_source_says_why() -> None:
+    async with running_router() as router, httpx.AsyncClient() as client:
+        router.app.fleet.why_empty = "no pod matches"
+        for reply in (await client.get(router.url + "/health"), await client.post(router.url + "/v1/completions")):
+            error = reply.json()["error"]
+            assert (reply.status_code, error["code"]) == (503, "no_worker_available")
+            assert error["message"] == "No worker is there: no pod matches."
+            assert reply.headers["retry-after"] == "1"
 
 
 # /v1/models
@@ -62,10 +77,12 @@ async def test_health_is_503_where_no_worker_is_ready() -> None:
 
 async def test_models_are_the_union_of_the_workers_in_their_order_without_doubles() -> None:
     async with (
-        Peer(answering(models("b", "shared", "a"))).listening() as one,
-        Peer(answering(models("c", "shared", "b", "d"))).listening() as two,
+        Peer(answering(models("b", "shared", "a")), asks_handler=True).listening() as one,
+        Peer(answering(models("c", "shared", "b", "d")), asks_handler=True).listening() as two,
         running_router(one.url, two.url) as router,
     ):
+        for peer in (one, two):
+            peer.seen.clear()  # the router has asked for itself
         reply = await get(router, "/v1/models")
         assert reply.status_code == 200
         names = ("b", "shared", "a", "c", "d")
@@ -102,26 +119,30 @@ async def test_a_broken_worker_does_not_hide_the_models_of_the_others(
 ) -> None:
     if broken == "hangs":
         monkeypatch.setattr("warmroute_router.app.MODELS_TIMEOUT", 0.05)
+        monkeypatch.setattr("warmroute_router.upstream.models._TIMEOUT", 0.05)
     async with (
-        Peer(BROKEN[broken]).listening() as one,
-        Peer(answering(models("m"))).listening() as two,
+        Peer(BROKEN[broken], asks_handler=True).listening() as one,
+        Peer(answering(models("m")), asks_handler=True).listening() as two,
         running_router(one.url, two.url, NOBODY) as router,
     ):
         reply = await get(router, "/v1/models")
         assert reply.status_code == 200
         assert reply.json() == {"object": "list", "data": [{"id": "m", "object": "model"}]}
-        assert len(one.seen) == 1
+        assert len(one.seen) == 2, "of these one by the router for itself"
 
 
 async def test_a_model_without_a_name_is_left_out() -> None:
     data = b'{"data":[{"id":7},{"object":"model"},{"id":"m","owned_by":"me"}]}'
-    async with Peer(answering(response(data))).listening() as peer, running_router(peer.url) as router:
+    async with (
+        Peer(answering(response(data)), asks_handler=True).listening() as peer,
+        running_router(peer.url) as router,
+    ):
         reply = await get(router, "/v1/models")
         assert reply.json() == {"object": "list", "data": [{"id": "m", "owned_by": "me"}]}
 
 
 async def test_a_worker_without_models_makes_an_empty_list() -> None:
-    async with Peer(answering(models())).listening() as peer, running_router(peer.url) as router:
+    async with Peer(answering(models()), asks_handler=True).listening() as peer, running_router(peer.url) as router:
         reply = await get(router, "/v1/models")
         assert (reply.status_code, reply.json()) == (200, {"object": "list", "data": []})
 
@@ -130,17 +151,19 @@ async def test_models_are_an_error_where_no_worker_is_up_or_names_any() -> None:
     async with running_router(NOBODY) as router:
         reply = await get(router, "/v1/models")
         assert (reply.status_code, reply.json()) == (503, NO_WORKER)
-    async with Peer(BROKEN["500"]).listening() as peer, running_router(peer.url) as router:
+    async with Peer(BROKEN["500"], asks_handler=True).listening() as peer, running_router(peer.url) as router:
         reply = await get(router, "/v1/models")
         assert (reply.status_code, reply.json()["error"]["code"]) == (502, "worker_failed")
 
 
 async def test_models_are_asked_for_with_the_clients_own_key() -> None:
     async with (
-        Peer(answering(models("m"))).listening() as one,
-        Peer(answering(models("m"))).listening() as two,
+        Peer(answering(models("m")), asks_handler=True).listening() as one,
+        Peer(answering(models("m")), asks_handler=True).listening() as two,
         running_router(one.url, two.url) as router,
     ):
+        for peer in (one, two):
+            peer.seen.clear()
         await get(router, "/v1/models", authorization="Bearer abc")
         await get(router, "/v1/models")
         for peer in (one, two):
@@ -233,10 +256,11 @@ async def test_without_the_right_key_every_path_but_health_is_a_401() -> None:
 
 async def test_the_right_key_passes_and_reaches_the_worker_once() -> None:
     async with (
-        Peer(answering(models("m"))).listening() as peer,
+        Peer(answering(models("m")), asks_handler=True).listening() as peer,
         running_router(peer.url, config=KEYED) as router,
         httpx.AsyncClient(headers={"authorization": "Bearer s3cret"}) as client,
     ):
+        peer.seen.clear()  # the router has asked for its models
         replies = [
             await client.post(router.url + "/v1/chat/completions", content=b"{}"),
             await client.get(router.url + "/v1/models"),
@@ -336,7 +360,7 @@ class Engine:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
-                if head.startswith(b"GET /metrics HTTP/1.1\r\n"):
+                if head.startswith((b"GET /metrics HTTP/1.1\r\n", b"GET /v1/models HTTP/1.1\r\n")):
                     writer.write(response(b"", b"404 Not Found"))
                     continue
                 assert head.startswith(b"GET /health HTTP/1.1\r\n")

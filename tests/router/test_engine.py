@@ -4,6 +4,7 @@ from math import inf
 from pathlib import Path
 
 import pytest
+from support.fleet import account_of
 from support.peer import Handler, Peer, answering, response
 from support.router import CONFIG, running_router, until
 from support.worker import running_worker
@@ -128,11 +129,13 @@ async def test_an_engine_that_gives_no_metrics_says_nothing(answer: bytes) -> No
     assert (await report_of(answering(answer)))[0] == NOTHING
 
 
-async def test_a_worker_that_restarts_between_two_probes_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "ASK_EVERY", 0.05)
+async def test_a_worker_that_restarts_between_two_probes_is_forgotten() -> None:
     peer = Peer(answering(response(b"{}")))
     peer.metrics = b"process_start_time_seconds 1000\n"
-    async with peer.listening(), running_router(peer.url, config=OFTEN) as router:
+    async with (
+        peer.listening(),
+        running_router(peer.url, config=replace(OFTEN, engine_stats_interval=0.05)) as router,
+    ):
         worker = router.app.fleet.workers[0]
         await until(lambda: worker.started == 1000)
         placement = router.app.routing.place(hash_blocks(b"x" * 2560))
@@ -154,4 +157,4 @@ async def test_a_worker_whose_port_is_closed_has_no_cache(monkeypatch: pytest.Mo
         router.app.tree.insert(router.app.tree.find(hash_blocks(b"x" * 2560).hashes), 0, 1.0)
         assert router.app.tree.held[0] == 10
         await until(lambda: router.app.tree.held[0] == 0)
-        assert not worker.requests
+        assert not account_of(worker).requests

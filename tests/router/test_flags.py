@@ -9,6 +9,7 @@ from warmroute_router.config import (
     BreakerConfig,
     HealthConfig,
     KeyConfig,
+    KubernetesConfig,
     RetryConfig,
     RouterConfig,
     TimeoutConfig,
@@ -68,6 +69,7 @@ def test_without_flags_every_part_has_its_defaults() -> None:
         ("--health-check-endpoint /ping", "health.endpoint", "/ping"),
         ("--health-check-interval-secs 9", "health.interval", 9.0),
         ("--health-check-timeout-secs 0.5", "health.timeout", 0.5),
+        ("--engine-stats-interval 2.5", "engine_stats_interval", 2.5),
         ("--health-failure-threshold 7", "health.failure_threshold", 7),
         ("--health-success-threshold 2", "health.success_threshold", 2),
         ("--cb-failure-threshold 1", "breaker.failure_threshold", 1),
@@ -111,7 +113,7 @@ def test_each_flag_sets_what_it_is_for(flags: str, path: str, value: object) -> 
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        ("", "no workers: give --worker-urls, --worker-dns or --workers-file"),
+        ("", "no workers: give --worker-urls, --worker-dns, --workers-file or --service-discovery; or --admin-port"),
         ("--worker-urls a http://A:80/", "argument --worker-urls: http://a is given twice"),
         ("--worker-urls a --tls-cert-path /dev/null", "--tls-cert-path and --tls-key-path go together"),
         ("--worker-urls a --client-key-path /dev/null", "--client-cert-path and --client-key-path go together"),
@@ -124,7 +126,23 @@ def test_each_flag_sets_what_it_is_for(flags: str, path: str, value: object) -> 
         ("--worker-urls a --fair-by cookie", "argument --fair-by: 'cookie' is neither `api-key` nor `header:NAME`"),
         ("--worker-urls a --health-check-endpoint x", "argument --health-check-endpoint: 'x' is not a path"),
         ("--worker-urls a --api-key k\u00e9", "argument --api-key: the key has characters that no header can carry"),
-        ("--worker-urls a --service-discovery", "argument --service-discovery: not there yet: give --worker-dns"),
+        ("--service-discovery", "argument --service-discovery: which pods are workers? Give --selector KEY=VALUE"),
+        ("--worker-urls a --selector b=c", "argument --selector: goes with --service-discovery, which is missing"),
+        ("--worker-urls a --service-discovery-port 1", "argument --service-discovery-port: goes with"),
+        ("--service-discovery --selector b", "argument --selector: 'b' is not KEY=VALUE of a label, as app=vllm"),
+        ("--service-discovery --selector b=c,", "argument --selector: '' is not KEY=VALUE of a label"),
+        ("--service-discovery --selector b!=c", "argument --selector: 'b!=c' is not KEY=VALUE of a label"),
+        ("--service-discovery --selector b==c", "argument --selector: 'b==c' is not KEY=VALUE of a label"),
+        ("--service-discovery --selector b/c/d=e", "argument --selector: 'b/c/d=e' is not KEY=VALUE of a label"),
+        ("--service-discovery --selector b=c b=d", "argument --selector: no pod has two values of b"),
+        ("--service-discovery-port 0", "argument --service-discovery-port: pods have no port 0"),
+        ("--service-discovery-namespace A", "argument --service-discovery-namespace: 'A' is not the name of a name"),
+        ("--service-discovery-model-label a,b", "argument --service-discovery-model-label: 'a,b' is not the key of"),
+        (
+            "--service-discovery --selector b=c --service-discovery-api http://127.0.0.1:8001",
+            "argument --service-discovery-api: the router's own pod is no help there: give --service-discovery-name",
+        ),
+        ("--k8s-label-selector b=c", "argument --k8s-label-selector: give --service-discovery with --selector"),
         (
             "--worker-urls a --processes 2 --peers-dns b --gossip-key k",
             "--peers-dns finds one router per address: with --processes, give --peers with all ports",
@@ -141,6 +159,19 @@ def test_what_cannot_be_is_refused_in_one_line(
 @pytest.mark.parametrize("flags", ["--admin-port 0", "--admin-api-key k", "--workers-file /dev/null"])
 def test_workers_may_come_later_where_there_is_a_way(flags: str) -> None:
     assert parse_config(flags.split()).worker_urls == ()
+
+
+def test_pods_may_be_the_workers() -> None:
+    flags = "--service-discovery --selector app=vllm,example.com/Tier=a_b.c --selector empty="
+    assert parse_config(flags.split()).kubernetes == KubernetesConfig("app=vllm,example.com/Tier=a_b.c,empty=", 80)
+    more = (
+        "--service-discovery-port 8000 --service-discovery-namespace gpus "
+        "--service-discovery-model-label example.com/models --service-discovery-api http://127.0.0.1:8001/"
+    )
+    assert parse_config([*flags.split(), *more.split()]).kubernetes == KubernetesConfig(
+        "app=vllm,example.com/Tier=a_b.c,empty=", 8000, "gpus", "example.com/models", "http://127.0.0.1:8001"
+    )
+    assert parsed().kubernetes is None
 
 
 def test_keys_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:

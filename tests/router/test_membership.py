@@ -201,6 +201,77 @@ def test_another_name_for_an_address_makes_another_worker() -> None:
     assert house.begun == [before, after]
 
 
+def test_another_identity_makes_another_worker_whose_predecessor_answers_what_it_has() -> None:
+    house = House()
+    house.membership.apply("pods", [WorkerSpec(A, identity="one")])
+    house.probe()
+    before, placement = house.worker(A), house.place(1)
+    house.membership.apply("pods", [WorkerSpec(A, identity="two")])
+    after = house.worker(A)
+    assert (before.state, after.state) == (State.GONE, State.STARTING)
+    assert not house.routing.tree.held
+    placement.release()
+    house.membership.apply("pods", [])
+    house.membership.apply("pods", [WorkerSpec(A, identity="three")])
+    assert after.state is State.GONE, "also of one that drains"
+
+
+def test_a_worker_of_which_less_is_known_by_now_is_still_the_same() -> None:
+    house = House()
+    house.names("flags", A)
+    worker = house.worker(A)
+    house.membership.apply("pods", [WorkerSpec(A, identity="one")])
+    house.membership.apply("pods", [])
+    assert house.worker(A) is worker
+    house.membership.apply("pods", [WorkerSpec(A, identity="two")])
+    assert house.worker(A) is not worker
+
+
+def test_what_the_api_took_out_is_not_the_next_one_at_its_address() -> None:
+    house = House()
+    house.membership.apply("pods", [WorkerSpec(A, identity="one")])
+    house.membership.remove(A)
+    house.membership.apply("pods", [WorkerSpec(A, identity="one", ready=False)])
+    assert house.states == {}
+    house.membership.apply("pods", [WorkerSpec(A, identity="two")])
+    assert house.states == {A: "starting"}
+
+
+def test_a_worker_that_is_not_ready_for_any_source_gets_nothing_and_keeps_its_cache() -> None:
+    house = House()
+    house.names("flags", A)
+    house.membership.apply("pods", [WorkerSpec(A, ready=False)])
+    worker = house.worker(A)
+    assert (worker.state, worker.doubted.is_set()) == (State.STARTING, False)
+    house.membership.apply("pods", [WorkerSpec(A)])
+    assert worker.doubted.is_set(), "it is to be probed at once"
+    house.probe()
+    placement = house.place(1, 2)
+    house.membership.apply("pods", [WorkerSpec(A, ready=False)])
+    assert (house.worker(A), worker.state) == (worker, State.UNHEALTHY)
+    assert house.routing.place(placement.prompt) is None
+    assert house.routing.tree.held[worker.index] == 2
+    placement.release()
+
+
+def test_one_that_answers_is_ready_as_soon_as_its_source_says_so() -> None:
+    house = House()
+    house.membership.apply("pods", [WorkerSpec(A, ready=False)])
+    worker = house.worker(A)
+    worker.answers = True
+    house.membership.apply("pods", [WorkerSpec(A)])
+    assert worker.state is State.READY, "those that it replaces may be ending just now"
+
+
+def test_the_first_source_that_knows_a_workers_models_is_believed() -> None:
+    house = House()
+    house.names("flags", A)
+    assert house.worker(A).spec.models is None
+    house.membership.apply("pods", [WorkerSpec(A, models=("m",))])
+    house.membership.apply("others", [WorkerSpec(A, models=("n",))])
+    assert house.worker(A).spec.models == ("m",)
+
+
 def test_there_are_never_too_many_workers(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(membership_module, "MAX_WORKERS", 2)
     house = House()

@@ -1,7 +1,12 @@
 """What a scrape says, read by prometheus_client's own parser."""
 
 import asyncio
+import re
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import orjson
@@ -9,21 +14,39 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import CollectorRegistry
-from support.fleet import fleet_of
-from support.peer import STREAM_HEAD, Peer, PeerConnection, answering, chunk, response
-from support.router import CONFIG, running_router, until
+from support.fleet import account_of, fleet_of
+from support.peer import STREAM_HEAD, Peer, PeerConnection, chunk, response
+from support.router import CONFIG, running_app, running_router, until
 from warmroute_router import __version__
+from warmroute_router.account import MAX_MODELS
+from warmroute_router.app import RouterApp
 from warmroute_router.blocks import hash_blocks
-from warmroute_router.config import AdmissionConfig, RetryConfig
+from warmroute_router.config import AdmissionConfig, GossipConfig, HealthConfig, KubernetesConfig, RetryConfig
+from warmroute_router.discovery.kubernetes.discovery import KubernetesWorkers
+from warmroute_router.discovery.membership import Membership
 from warmroute_router.fleet import State
+from warmroute_router.histogram import MICROSECONDS
 from warmroute_router.metrics import build_registry
 from warmroute_router.policies import POLICIES
 from warmroute_router.proxy import Proxy
 from warmroute_router.retries import Retries
 from warmroute_router.routing import Routing
 from warmroute_router.tree import PrefixTree
+from warmroute_router.upstream.engine import EngineReport
 from warmroute_router.usage import Usage
 
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+LABELS = {"worker", "model", "code", "reason", "state", "source", "policy", "version"}
+"""There are no others: each has few values, or goes with what it names."""
+OF_MODELS = (
+    "prompt_tokens",
+    "available_tokens",
+    "captured_tokens",
+    "delivered_tokens",
+    "mispredicted_tokens",
+    "unreported_requests",
+)
+KUBERNETES = KubernetesConfig("app=worker", 8000, "default", api="http://127.0.0.1:1")
 A, B = "http://a", "http://b"
 
 
@@ -54,82 +77,51 @@ def completion(letter: str, blocks: int) -> bytes:
     return orjson.dumps({"prompt": letter * (256 * blocks)})
 
 
-COUNTERS = {
-    "prompt_tokens": ["worker"],
-    "available_tokens": ["worker"],
-    "captured_tokens": ["worker"],
-    "delivered_tokens": ["worker"],
-    "mispredicted_tokens": ["worker"],
-    "unreported_requests": ["worker"],
-    "retries": ["worker"],
-    "breaker_opened": ["worker"],
-    "queue_refused_requests": ["reason"],
-    "worker_requests": ["code", "worker"],
-    "refused_requests": ["code"],
-    "decisions": ["reason"],
-    "tree_evicted_blocks": [],
-}
-GAUGES = {
-    "in_flight_requests": ["worker"],
-    "waiting_tokens": ["worker"],
-    "worker_up": ["worker"],
-    "worker_connections": ["state", "worker"],
-    "held_body_bytes": [],
-    "breaker_closed": ["worker"],
-    "admitted_requests": [],
-    "queued_requests": [],
-    "held_blocks": ["worker"],
-    "tree_blocks": [],
-    "retention_tokens": ["worker"],
-    "prefill_tokens_per_second": ["worker"],
-}
-
-
 @pytest.mark.anyio
-async def test_every_metric_has_its_type_its_help_and_its_labels() -> None:
-    limited = replace(CONFIG, max_payload_size=100, admission=AdmissionConfig(max_per_worker=1))
-    async with (
-        Peer(answering(response(b"{}"))).listening() as peer,
-        running_router(peer.url, config=limited) as router,
-        httpx.AsyncClient() as client,
-    ):
-        for body in (b"{}", b"x" * 101):
-            await client.post(router.url + "/v1/completions", content=body)
-        await until(lambda: not router.app.fleet.workers[0].in_flight)
-        router.app.fleet.workers[0].retention.start_at(100)
-        router.app.fleet.workers[0].backlog.speed.tokens_per_s = 1000.0
-        scrape = Scrape(build_registry(router.app.routing, router.app.proxy))
-    labels: dict[str, list[str]] = {}
-    for family in scrape.families.values():
-        assert family.documentation.endswith("."), family.name
-        assert family.samples, family.name
-        for sample in family.samples:
-            labels[sample.name] = sorted(sample.labels)
-            assert sample.name == family.name + ("_total" if family.type == "counter" else "")
-    assert labels == {
-        "warmroute_info": ["policy", "version"],
-        **{f"warmroute_{name}_total": names for name, names in COUNTERS.items()},
-        **{f"warmroute_{name}": names for name, names in GAUGES.items()},
+async def test_docs_metrics_md_describes_each_metric_as_it_is() -> None:
+    """Of a router that has everything: limits, replicas, Kubernetes, and traffic of every kind."""
+    written = {
+        row[1]: (row[2], row[3].replace("`", ""), row[4])
+        for row in re.finditer(r"^\| `(\w+)` \| (\w+) \| ([^|]*?) \| (.+?) \|$", DOCS.read_text(), re.MULTILINE)
     }
-    for name in COUNTERS:
-        assert f"# TYPE warmroute_{name}_total counter\n" in scrape.text
-        assert f"# HELP warmroute_{name}_total " in scrape.text
-    for name in GAUGES:
-        assert f"# TYPE warmroute_{name} gauge\n" in scrape.text
+    assert written.pop("warmroute_tasks") == (
+        "gauge",
+        "",
+        "Tasks of the router's event loop: a few, and some for each request.",
+    )
+    async with everything() as registry:
+        scrape = Scrape(registry)
+    families = {
+        family.name + ("_total" if family.type == "counter" else ""): family for family in scrape.families.values()
+    }
+    for name, family in families.items():
+        assert family.samples, f"{name}: the test's router has no such thing"
+        labels = {label for sample in family.samples for label in sample.labels if label != "le"}
+        kind = "info" if name == "warmroute_info" else family.type
+        assert name in written, f"docs/metrics.md: {name} is missing: {family.documentation}"
+        assert written[name][0] == kind, name
+        assert set(filter(None, written[name][1].split(", "))) == labels, name
+        assert written[name][2] == family.documentation, name
+        assert {label: True for label in labels if label not in LABELS} == {}, name
+    assert sorted(written) == sorted(families), "docs/metrics.md has what the router has not"
 
 
 def test_at_the_start_every_worker_is_there_with_zeros() -> None:
     routing, registry = parts()
     routing.fleet.workers[1].state = State.STARTING
+    routing.fleet.set_models(routing.fleet.workers[0], ("m", "n"))
     scrape = Scrape(registry)
-    for name, labels in COUNTERS.items():
-        if labels == ["worker"]:
-            assert scrape(name + "_total") == {(A,): 0, (B,): 0}, name
-    for name in ("in_flight_requests", "waiting_tokens", "held_blocks"):
+    for name in OF_MODELS:
+        assert scrape(name + "_total") == {("m", A): 0, ("n", A): 0}, name
+    assert scrape("worker_serves") == {("m", A): 1, ("n", A): 1, ("unknown", B): 1}
+    for name in ("retries_total", "breaker_opened_total"):
+        assert scrape(name) == {(A,): 0, (B,): 0}, name
+    for name in ("in_flight_requests", "waiting_tokens", "held_blocks", "engine_up", "worker_draining"):
         assert scrape(name) == {(A,): 0, (B,): 0}, name
     assert scrape("worker_up") == {(A,): 1, (B,): 0}
-    assert scrape("tree_blocks") == scrape("tree_evicted_blocks_total") == {(): 0}
-    for name in ("worker_requests_total", "refused_requests_total", "decisions_total"):
+    assert scrape("workers") == {("starting",): 1, ("ready",): 1, ("unhealthy",): 0, ("draining",): 0}
+    assert scrape("tree_blocks") == scrape("tree_bytes") == scrape("tree_evicted_blocks_total") == {(): 0}
+    for name in ("worker_requests_total", "refused_requests_total", "decisions_total", "decision_seconds_count"):
         assert scrape(name) == {}
 
 
@@ -174,11 +166,11 @@ def test_what_was_available_is_told_apart_from_what_was_captured_and_delivered()
         placement.release()
         placement.report(Usage(512, delivered))
     scrape = Scrape(registry)
-    assert scrape("prompt_tokens_total") == {(A,): 1024, (B,): 512}
-    assert scrape("available_tokens_total") == {(A,): 512, (B,): 512}
-    assert scrape("captured_tokens_total") == {(A,): 512, (B,): 0}
-    assert scrape("delivered_tokens_total") == {(A,): 500, (B,): 16}
-    assert scrape("unreported_requests_total") == {(A,): 0, (B,): 0}
+    assert scrape("prompt_tokens_total") == {("unknown", A): 1024, ("unknown", B): 512}
+    assert scrape("available_tokens_total") == {("unknown", A): 512, ("unknown", B): 512}
+    assert scrape("captured_tokens_total") == {("unknown", A): 512, ("unknown", B): 0}
+    assert scrape("delivered_tokens_total") == {("unknown", A): 500, ("unknown", B): 16}
+    assert scrape("unreported_requests_total") == {("unknown", A): 0, ("unknown", B): 0}
 
 
 def test_what_an_engine_did_not_report_is_counted_as_that_alone() -> None:
@@ -188,9 +180,9 @@ def test_what_an_engine_did_not_report_is_counted_as_that_alone() -> None:
         assert placement is not None
         placement.report(usage)
     scrape = Scrape(registry)
-    assert scrape("unreported_requests_total") == {(A,): 2, (B,): 1}
+    assert scrape("unreported_requests_total") == {("unknown", A): 2, ("unknown", B): 1}
     for name in ("prompt_tokens", "available_tokens", "captured_tokens", "delivered_tokens"):
-        assert scrape(name + "_total") == {(A,): 0, (B,): 0}
+        assert scrape(name + "_total") == {("unknown", A): 0, ("unknown", B): 0}
 
 
 def test_decisions_are_counted_by_their_reason() -> None:
@@ -251,7 +243,7 @@ async def test_traffic_is_counted_as_it_was() -> None:
             await connection.send(answers[target])
 
     config = replace(CONFIG, max_payload_size=4096)
-    async with Peer(answer).listening() as peer, running_router(peer.url, config=config) as router:
+    async with Peer(answer, "m").listening() as peer, running_router(peer.url, config=config) as router:
         registry = build_registry(router.app.routing, router.app.proxy)
         async with httpx.AsyncClient(base_url=router.url) as client:
             for query, status in (
@@ -275,22 +267,139 @@ async def test_traffic_is_counted_as_it_was() -> None:
         await until(lambda: peer.seen[-1].request_line.endswith(b"?stall HTTP/1.1"))
         assert Scrape(registry)("in_flight_requests") == {(peer.url,): 1}
         writer.close()
-        await until(lambda: worker.requests[499] == 1)
+        await until(lambda: account_of(worker).requests[499] == 1)
 
         scrape = Scrape(registry)
         url = peer.url
-        requests = {("200", url): 5, ("500", url): 1, ("502", url): 1, ("499", url): 1}
+        requests = {(code, "m", url): count for code, count in (("200", 5), ("500", 1), ("502", 1), ("499", 1))}
         assert scrape("worker_requests_total") == requests
         # The 502 is the worker's failure, and the router's answer. The client that left got no answer.
         assert scrape("refused_requests_total") == {("413",): 2, ("502",): 1}
         # An engine that has told what is cached tells nothing where nothing is.
-        assert scrape("prompt_tokens_total") == {(url,): 4 * 512}
-        assert scrape("available_tokens_total") == scrape("captured_tokens_total") == {(url,): 3 * 512}
-        assert scrape("delivered_tokens_total") == {(url,): 480 + 448}
-        assert scrape("mispredicted_tokens_total") == {(url,): (512 - 480) + (512 - 448) + 512}
-        assert scrape("unreported_requests_total") == {(url,): 0}
+        assert scrape("prompt_tokens_total") == {("m", url): 4 * 512}
+        assert scrape("available_tokens_total") == scrape("captured_tokens_total") == {("m", url): 3 * 512}
+        assert scrape("delivered_tokens_total") == {("m", url): 480 + 448}
+        assert scrape("mispredicted_tokens_total") == {("m", url): (512 - 480) + (512 - 448) + 512}
+        assert scrape("unreported_requests_total") == {("m", url): 0}
         assert scrape("decisions_total") == {("no_prompt",): 1, ("cold",): 1, ("affinity",): 6}
         assert scrape("held_blocks") == {(url,): 4}
         assert scrape("tree_blocks") == {(): 4}
         assert scrape("worker_up") == {(url,): 1}
         assert scrape("in_flight_requests") == scrape("waiting_tokens") == {(url,): 0}
+        # Of the streamed one, and of those that were answered well.
+        assert scrape("time_to_first_token_seconds_count") == {("m", url): 1}
+        assert scrape("request_duration_seconds_count") == {("m", url): 5}
+        assert scrape("decision_seconds_count") == {(): 8}
+
+
+def test_a_model_that_the_worker_does_not_list_is_no_label() -> None:
+    routing, registry = parts(policy="round_robin")
+    for worker in routing.fleet.workers:
+        routing.fleet.set_models(worker, ("base", "adapter"))
+    for number in range(1000):
+        place(routing, f"made-up-{number}")
+    for _ in range(2):
+        place(routing, "adapter")
+    scrape = Scrape(registry)
+    assert scrape("unreported_requests_total") == {
+        (model, url): count for url in (A, B) for model, count in (("base", 500), ("adapter", 1))
+    }
+
+
+def test_of_many_models_the_first_have_series_of_their_own() -> None:
+    routing, registry = parts(policy="round_robin")
+    routing.fleet.set_models(routing.fleet.workers[0], tuple(f"adapter-{number}" for number in range(1000)))
+    assert len(Scrape(registry)("prompt_tokens_total")) == MAX_MODELS
+
+
+def test_what_a_worker_no_longer_serves_has_no_series() -> None:
+    routing, registry = parts(policy="round_robin")
+    worker = routing.fleet.workers[0]
+    routing.fleet.set_models(worker, ("one", "two"))
+    account = worker.accounts.of("two")
+    account.prompt_tokens = 5
+    routing.fleet.set_models(worker, ("two", "three"))
+    assert Scrape(registry)("prompt_tokens_total") == {("two", A): 5, ("three", A): 0}
+
+
+def test_a_worker_that_is_gone_has_no_series_at_all() -> None:
+    routing, registry = parts(policy="round_robin")
+    routing.fleet.set_models(routing.fleet.workers[1], ("m",))
+    place(routing, "m")
+    place(routing, "m")
+    worker = routing.fleet.workers[1]
+    worker.accounts.of("m").duration.observe(1.0)
+    worker.engine = EngineReport(100, 1.0, 1, 2, 0.5, 10, 5, 3)
+    assert f'worker="{B}"' in Scrape(registry).text
+    routing.remove(worker)
+    assert f'worker="{B}"' not in Scrape(registry).text
+
+
+def test_what_an_engine_says_is_shown_and_what_it_does_not_is_not() -> None:
+    routing, registry = parts()
+    routing.fleet.workers[0].engine = EngineReport(running=3, queued=0, prompt_tokens=70)
+    scrape = Scrape(registry)
+    assert scrape("engine_up") == {(A,): 1, (B,): 0}
+    assert scrape("engine_running_requests") == {(A,): 3}
+    assert scrape("engine_queued_requests") == {(A,): 0}
+    assert scrape("engine_prompt_tokens_total") == {(A,): 70}
+    for name in ("engine_cached_tokens_total", "engine_kv_cache_usage_ratio", "engine_kv_cache_tokens"):
+        assert scrape(name) == {}, name
+
+
+def test_a_histogram_says_how_many_were_below_each_bound() -> None:
+    routing, registry = parts()
+    for seconds in (0.0, 0.00001, 0.0002, 5.0):
+        routing.decision_time.observe(seconds)
+    buckets = {
+        sample.labels["le"]: sample.value
+        for sample in Scrape(registry).families["warmroute_decision_seconds"].samples
+        if sample.name.endswith("_bucket")
+    }
+    assert list(buckets) == [*(repr(bound) for bound in MICROSECONDS), "+Inf"]
+    assert (buckets["1e-05"], buckets["0.0001"], buckets["0.00025"], buckets["0.1"], buckets["+Inf"]) == (
+        2,
+        2,
+        3,
+        3,
+        4,
+    )
+    assert Scrape(registry)("decision_seconds_sum") == {(): pytest.approx(5.00021)}
+
+
+def place(routing: Routing, model: str) -> None:
+    placement = routing.place(hash_blocks(b"x" * 1024, model=model))
+    assert placement is not None
+    placement.release()
+    placement.report(None)
+
+
+@asynccontextmanager
+async def everything() -> AsyncIterator[CollectorRegistry]:
+    told = b'{"usage":{"prompt_tokens":512,"prompt_tokens_details":{"cached_tokens":0}}}'
+    config = replace(
+        CONFIG,
+        max_payload_size=10_000,
+        admission=AdmissionConfig(max_per_worker=8),
+        gossip=GossipConfig("127.0.0.1", 0, (), None, "secret"),
+        health=HealthConfig(interval=3600.0),
+    )
+
+    async def answer(connection: PeerConnection) -> None:
+        data = chunk(b"data: " + told + b"\n\n") + b"0\r\n\r\n"
+        await connection.send(STREAM_HEAD + data if b"stream" in connection.body else response(told))
+
+    async with Peer(answer, "m").listening() as peer, httpx.AsyncClient() as client:
+        gossip = socket.create_server(("127.0.0.1", 0))
+        app = RouterApp(replace(config, worker_urls=(peer.url,)), gossip)
+        async with running_app(app) as router:
+            worker = app.fleet.workers[0]
+            worker.retention.start_at(100)
+            worker.engine = EngineReport(100, 1.0, 1, 2, 0.5, 10, 5, 3)
+            for body in (completion("x", 1), b'{"prompt":"x","stream":true}', b"x" * 10_001):
+                await client.post(f"{router.url}/v1/completions", content=body)
+            await until(lambda: not worker.in_flight)
+            worker.backlog.speed.tokens_per_s = 1000.0
+            assert app.peers is not None
+            discovery = KubernetesWorkers(KUBERNETES, Membership(app.routing, None), app.fleet)
+            yield build_registry(app.routing, app.proxy, app.peers, discovery)

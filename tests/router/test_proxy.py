@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import orjson
 import pytest
+from support.fleet import account_of
 from support.peer import STREAM_HEAD, Handler, Peer, PeerConnection, answering, chunk, response
 from support.router import CONFIG, RunningRouter, running_router, until
 from warmroute_router.blocks import BLOCK_BYTES
@@ -260,7 +261,7 @@ async def test_a_client_that_leaves_closes_the_workers_connection_at_once(moment
         async with asyncio.timeout(10):
             await closed.wait()
         worker = router.app.fleet.workers[0]
-        await until(lambda: worker.requests[499] == 1)
+        await until(lambda: account_of(worker).requests[499] == 1)
         assert worker.pool.idle == 0
         assert worker.state is State.READY
 
@@ -319,14 +320,14 @@ async def test_usage_is_counted_beside_the_prediction() -> None:
         for _ in range(2):
             await client.post(router.url + CHAT, content=chat_body(400))
         worker = router.app.fleet.workers[0]
-        await until(lambda: worker.prompt_tokens == 2000)
-        assert worker.delivered_tokens == 1800
+        await until(lambda: account_of(worker).prompt_tokens == 2000)
+        assert account_of(worker).delivered_tokens == 1800
         # Of the second prompt, 7 full blocks had been sent before; the first reply told how long a token is.
         prompt = read_prompt(CHAT, chat_body(400))
         assert prompt is not None
         share = 7 * BLOCK_BYTES / len(prompt.key)
-        assert worker.available_tokens == worker.captured_tokens == round(share * 1000)
-        assert worker.unreported_requests == 0
+        assert account_of(worker).available_tokens == account_of(worker).captured_tokens == round(share * 1000)
+        assert account_of(worker).unreported_requests == 0
 
 
 async def test_usage_in_the_last_chunk_of_a_stream_is_counted() -> None:
@@ -339,8 +340,8 @@ async def test_usage_in_the_last_chunk_of_a_stream_is_counted() -> None:
     async with routed(answer) as (_, router), httpx.AsyncClient() as client:
         await client.post(router.url + CHAT, content=chat_body(stream=True))
         worker = router.app.fleet.workers[0]
-        await until(lambda: worker.prompt_tokens == 10)
-        assert worker.delivered_tokens == 7
+        await until(lambda: account_of(worker).prompt_tokens == 10)
+        assert account_of(worker).delivered_tokens == 7
 
 
 async def test_a_reply_that_says_nothing_of_the_cache_is_unknown() -> None:
@@ -348,8 +349,8 @@ async def test_a_reply_that_says_nothing_of_the_cache_is_unknown() -> None:
         async with httpx.AsyncClient() as client:
             await client.post(router.url + CHAT, content=chat_body())
         worker = router.app.fleet.workers[0]
-        await until(lambda: worker.unreported_requests == 1)
-        assert worker.prompt_tokens == worker.delivered_tokens == 0
+        await until(lambda: account_of(worker).unreported_requests == 1)
+        assert account_of(worker).prompt_tokens == account_of(worker).delivered_tokens == 0
 
 
 async def test_a_connection_that_the_worker_closed_while_idle_costs_nobody_anything() -> None:
@@ -381,7 +382,7 @@ async def test_a_kept_connection_that_dies_under_a_request_is_replaced_once() ->
     async with routed(answer) as (peer, router), httpx.AsyncClient() as client:
         for _ in range(2):
             assert (await client.post(router.url + CHAT, content=chat_body())).status_code == 200
-        assert (len(served), len(dropped), peer.connections) == (2, 1, 4)  # two more for probe and scrape
+        assert (len(served), len(dropped), peer.connections) == (2, 1, 5)  # three more for probe, models and scrape
 
 
 @pytest.mark.parametrize(
@@ -403,7 +404,7 @@ async def test_a_worker_that_breaks_off_before_the_head_is_a_502(answer: bytes) 
         reply = await client.post(router.url + CHAT, content=chat_body())
         assert reply.status_code == 502
         assert reply.json()["error"]["code"] == "worker_failed"
-        assert router.app.fleet.workers[0].requests[502] == 1
+        assert account_of(router.app.fleet.workers[0]).requests[502] == 1
 
 
 async def test_a_worker_that_dies_in_a_stream_ends_it_with_an_error_event() -> None:
@@ -490,7 +491,7 @@ async def test_many_at_once_keep_to_their_own_answers_and_leave_nothing_behind()
         bodies = [chat_body(number) for number in range(200)]
         replies = await asyncio.gather(*(client.post(router.url + CHAT, content=body) for body in bodies))
         assert [reply.content for reply in replies] == bodies
-        assert router.app.fleet.workers[0].requests[200] == 200
+        assert account_of(router.app.fleet.workers[0]).requests[200] == 200
 
 
 async def test_a_worker_whose_process_is_gone_has_its_prefixes_forgotten() -> None:
@@ -542,8 +543,8 @@ async def test_a_client_that_did_not_ask_for_usage_does_not_see_that_the_router_
         for fields, expected in ((silent, unseen), (asking, seen), (refusing, unseen)):
             reply = await client.post(router.url + CHAT, content=chat_body(**fields))
             assert reply.content == expected
-        await until(lambda: worker.delivered_tokens == 14)
-        assert worker.unreported_requests == 1, "who says no is left in peace"
+        await until(lambda: account_of(worker).delivered_tokens == 14)
+        assert account_of(worker).unreported_requests == 1, "who says no is left in peace"
         assert peer.seen[0].body.replace(b'"stream_options":{"include_usage":true},', b"") == chat_body(stream=True)
         assert peer.seen[1].body == chat_body(**asking)
 

@@ -40,6 +40,7 @@ FLAGS = """
 --connect-timeout-secs
 --disable-circuit-breaker
 --disable-retries
+--engine-stats-interval
 --fair-by
 --first-byte-timeout-secs
 --gossip-host
@@ -75,6 +76,12 @@ FLAGS = """
 --retry-jitter-factor
 --retry-max-backoff-ms
 --retry-max-retries
+--selector
+--service-discovery
+--service-discovery-api
+--service-discovery-model-label
+--service-discovery-namespace
+--service-discovery-port
 --shutdown-delay-secs
 --shutdown-grace-period-secs
 --state-file
@@ -125,7 +132,7 @@ def test_an_unknown_policy_is_refused_and_the_known_ones_are_named(form: list[st
 @pytest.mark.parametrize("form", FORMS)
 def test_without_workers_it_does_not_start(form: list[str]) -> None:
     assert refusal(form=form) == (
-        "warmroute serve: no workers: give --worker-urls, --worker-dns or --workers-file; "
+        "warmroute serve: no workers: give --worker-urls, --worker-dns, --workers-file or --service-discovery; "
         "or --admin-port or --admin-api-key, to add them while it runs"
     )
     assert refusal("--worker-urls", form=form) == (
@@ -242,6 +249,7 @@ async def test_metrics_are_on_their_own_port_and_a_workers_on_the_public_one() -
         assert own.status_code == 200
         assert f'warmroute_info{{policy="cache_aware",version="{__version__}"}} 1.0\n' in own.text
         assert f'warmroute_worker_up{{worker="{peer.url}"}} 1.0\n' in own.text
+        assert "process_resident_memory_bytes " in own.text
         tasks = re.search(r"^warmroute_tasks ([\d.]+)$", own.text, re.MULTILINE)
         assert tasks is not None
         assert float(tasks[1]) > 1
@@ -249,7 +257,7 @@ async def test_metrics_are_on_their_own_port_and_a_workers_on_the_public_one() -
         public = await client.get(served.url + "/metrics")
         assert (public.status_code, public.content) == (200, b"engine_metric 1\n")
         assert [seen.request_line for seen in peer.seen] == [b"GET /metrics HTTP/1.1"]
-        counted = f'warmroute_worker_requests_total{{code="200",worker="{peer.url}"}} 1.0\n'
+        counted = f'warmroute_worker_requests_total{{code="200",model="unknown",worker="{peer.url}"}} 1.0\n'
         assert counted in (await client.get(served.metrics_url)).text
 
 

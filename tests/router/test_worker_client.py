@@ -21,7 +21,7 @@ MODELS = "/v1/models"
 async def asking(handler: Handler) -> AsyncIterator[tuple[Peer, WorkerClient, WorkerSpec]]:
     client = WorkerClient(worker_context(TlsConfig()))
     try:
-        async with Peer(handler).listening() as peer:
+        async with Peer(handler, asks_handler=True).listening() as peer:
             yield peer, client, WorkerSpec(peer.url)
     finally:
         await client.close()
@@ -230,7 +230,7 @@ async def test_workers_that_hang_take_no_place_from_others() -> None:
     async with asking(hang) as (hanging, client, spec), asyncio.timeout(PATIENCE):
         waits = [asyncio.create_task(client.get(spec, MODELS, timeout=PATIENCE)) for _ in range(150)]
         await all_there.wait()
-        async with Peer(answering(response(b"{}"))).listening() as other:
+        async with Peer(answering(response(b"{}")), asks_handler=True).listening() as other:
             assert (await client.get(WorkerSpec(other.url), MODELS, timeout=PATIENCE)).status == 200
         for wait in waits:
             wait.cancel()

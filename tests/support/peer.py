@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
+import orjson
+
 Handler = Callable[["PeerConnection"], Awaitable[None]]
 
 
@@ -48,8 +50,11 @@ class PeerConnection:
 class Peer:
     """Listens on a free port; answers probes by itself, and lets `handler` do the rest."""
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, *models: str, asks_handler: bool = False) -> None:
+        """`models`: what it lists; none for a 404. `asks_handler`: the handler answers for that instead."""
         self.handler = handler
+        self.models = models
+        self._asks_handler = asks_handler
         self.seen: list[PeerConnection] = []
         """One entry for each request, in order of arrival. Probes and scrapes are left out."""
         self.metrics = b""
@@ -65,11 +70,9 @@ class Peer:
                 if connection.request_line.startswith(b"GET /health"):
                     await connection.send(response(b"{}"))
                     continue
-                if (
-                    connection.request_line == b"GET /metrics HTTP/1.1"
-                    and connection.header(b"x-forwarded-for") is None
-                ):
-                    await connection.send(response(self.metrics, headers=b"content-type: text/plain\r\n"))
+                own = self._of_the_router(connection)
+                if own is not None:
+                    await connection.send(own)
                     continue
                 self.seen.append(connection)
                 await self.handler(connection)
@@ -77,6 +80,16 @@ class Peer:
             pass
         finally:
             writer.close()
+
+    def _of_the_router(self, connection: PeerConnection) -> bytes | None:
+        """The answer to what the router asks for itself."""
+        if connection.header(b"user-agent") != b"warmroute" or connection.header(b"connection") != b"close":
+            return None
+        if connection.request_line == b"GET /metrics HTTP/1.1":
+            return response(self.metrics, headers=b"content-type: text/plain\r\n")
+        if connection.request_line == b"GET /v1/models HTTP/1.1" and not self._asks_handler:
+            return models(*self.models) if self.models else response(b"{}", b"404 Not Found")
+        return None
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator["Peer"]:
@@ -90,6 +103,10 @@ class Peer:
 
 def response(body: bytes, status: bytes = b"200 OK", headers: bytes = b"content-type: application/json\r\n") -> bytes:
     return b"HTTP/1.1 %b\r\n%bcontent-length: %d\r\n\r\n%b" % (status, headers, len(body), body)
+
+
+def models(*names: str) -> bytes:
+    return response(orjson.dumps({"object": "list", "data": [{"id": name, "object": "model"} for name in names]}))
 
 
 def answering(data: bytes) -> Handler:

@@ -41,8 +41,14 @@ class RunningRouter:
 @asynccontextmanager
 async def running_router(*urls: str, config: RouterConfig = CONFIG) -> AsyncIterator[RunningRouter]:
     app = RouterApp(replace(config, worker_urls=tuple(normalize_worker_url(url) for url in urls)))
+    async with running_app(app) as router:
+        yield router
+
+
+@asynccontextmanager
+async def running_app(app: RouterApp) -> AsyncIterator[RunningRouter]:
     listener = _listener()
-    lifecycle = Lifecycle(app, [Door(app, [listener])], delay=0, grace=GRACE)
+    lifecycle = Lifecycle(app, [Door(app, [listener], refused=app.proxy.refused)], delay=0, grace=GRACE)
     started = asyncio.Event()
     serving = asyncio.create_task(lifecycle.run(started.set))
     await started.wait()

@@ -14,6 +14,7 @@ from xxhash import xxh3_128_digest
 
 from ..config import AdmissionConfig
 from ..errors import RequestError
+from ..histogram import SECONDS, Histogram
 from ..types import Headers
 from .shared_counts import SharedCounts, draw_token
 from .waiting_line import Pace, Waiter, WaitingLine
@@ -62,6 +63,8 @@ class Admission:
         self.queue_full = 0
         """Requests refused because of that; so is the next one."""
         self.queue_timeouts = 0
+        self.queue_wait = Histogram(SECONDS)
+        """Of the admitted."""
 
     @property
     def waiting(self) -> int:
@@ -91,7 +94,9 @@ class Admission:
         if not self._queue and not self._handing_over:
             wait = self._take()
             if not wait:
+                self.queue_wait.observe(0.0)
                 return
+        began = self._now()
         waiter = self._line_up(key)
         if wait:
             self._look_again(wait)
@@ -104,6 +109,7 @@ class Admission:
             waiter.timeout.cancel()
         if error is not None:
             raise error
+        self.queue_wait.observe(self._now() - began)
         self._handing_over = False
         if self._queue:
             asyncio.get_running_loop().call_soon(self.wake)  # after the caller has placed its request

@@ -3,12 +3,15 @@
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from ..config import WorkerSpec, normalize_worker_url
 from ..fleet import State, Worker
 from ..routing import Routing
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 API = "api"
 """The source that the admin API is."""
@@ -50,8 +53,9 @@ class Membership:
         named = {spec.url: spec for spec in specs}
         self._named[source] = named
         if before is not None:
-            for url in named.keys() - before.keys():
-                self._out.pop(url, None)
+            for url, spec in named.items():
+                if url not in before or _differ(before[url].identity, spec.identity):
+                    self._out.pop(url, None)
         self._settle([*named, *(url for url in before or () if url not in named)])
 
     def add(self, url: str) -> None:
@@ -117,17 +121,19 @@ class Membership:
         if not specs:
             return None
         keys = (self._keys.get(url), *(spec.api_key for spec in specs), self._default_key)
-        names = (spec.server_name for spec in specs)
         return WorkerSpec(
             url,
-            api_key=next((key for key in keys if key is not None), None),
-            server_name=next((name for name in names if name is not None), None),
+            api_key=_first(keys),
+            server_name=_first(spec.server_name for spec in specs),
+            identity=_first(spec.identity for spec in specs),
+            ready=all(spec.ready for spec in specs),
+            models=_first(spec.models for spec in specs),
         )
 
     def _let_go(self, worker: Worker | None) -> None:
         if worker is not None and worker.state is not State.DRAINING:
             logger.info("worker %s drains", worker.url)
-            worker.state = State.DRAINING
+            self._routing.fleet.drain(worker)
 
     def _bring(self, spec: WorkerSpec) -> None:
         if self.has_room:
@@ -138,18 +144,41 @@ class Membership:
             logger.warning("worker %s and maybe others are left out: there are %d already", spec.url, MAX_WORKERS)
 
     def _update(self, worker: Worker, spec: WorkerSpec) -> None:
-        fleet = self._routing.fleet
-        if worker.spec.server_name != spec.server_name:  # which its connections are made with
+        fleet, before = self._routing.fleet, worker.spec
+        renamed = before.server_name != spec.server_name  # which its connections are made with
+        if renamed or _differ(before.identity, spec.identity):
+            logger.info("worker %s is another one by now", worker.url)
             self._routing.remove(worker)
             fleet.add(spec)
             return
-        worker.spec = spec
+        # Who it is stays known where the source that knew it names it no more.
+        worker.spec = spec if spec.identity is not None else replace(spec, identity=before.identity)
+        if spec.models != before.models:
+            fleet.set_models(worker, spec.models)
+        if worker.state is State.READY and not spec.ready:
+            logger.info("worker %s is not ready, says its source", worker.url)
+            worker.state = State.UNHEALTHY
+        elif spec.ready and not before.ready:
+            worker.doubted.set()  # so that it is probed at once
+            if worker.answers and worker.state in (State.STARTING, State.UNHEALTHY):
+                # Those that it replaces may be ending just now.
+                logger.info("worker %s is ready", worker.url)
+                worker.state = State.READY
         if worker.state is State.DRAINING:
             # Its cache is as warm as what the tree knows of it. The probes ended when it began to drain.
             logger.info("worker %s is back", worker.url)
             worker.state = State.STARTING
             if fleet.added is not None:
                 fleet.added(worker)
+
+
+def _differ(one: str | None, other: str | None) -> bool:
+    """Whether these are two, and not one of whom less is known."""
+    return one is not None and other is not None and one != other
+
+
+def _first(values: Iterable[_T | None]) -> _T | None:
+    return next((value for value in values if value is not None), None)
 
 
 def checked_url(given: object) -> str:

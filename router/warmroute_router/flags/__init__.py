@@ -18,6 +18,7 @@ from ..config import (
     TimeoutConfig,
     TlsConfig,
 )
+from .discovery import discovery_config
 from .foreign import add_foreign_flags
 from .options import ADMIN_API_KEY, API_KEY, GOSSIP_KEY, WORKER_API_KEY, add_options
 
@@ -44,6 +45,7 @@ def _config(args: Namespace) -> RouterConfig:
         worker_urls=tuple(args.worker_urls),
         worker_dns=tuple(args.worker_dns),
         workers_file=args.workers_file,
+        kubernetes=discovery_config(args),
         worker_api_key=args.worker_api_key or os.environ.get(WORKER_API_KEY) or None,
         policy=args.policy,
         hosts=tuple(args.hosts or (() if args.unix_socket else ("127.0.0.1",))),
@@ -70,6 +72,7 @@ def _config(args: Namespace) -> RouterConfig:
             failure_threshold=args.health_failure_threshold,
             success_threshold=args.health_success_threshold,
         ),
+        engine_stats_interval=args.engine_stats_interval,
         timeouts=TimeoutConfig(
             connect=args.connect_timeout_secs,
             first_byte=args.first_byte_timeout_secs,
@@ -114,10 +117,11 @@ def _check_workers(args: Namespace) -> None:
         if twice:
             raise ValueError(f"argument {flag}: {twice} is given twice")
     managed = args.admin_api_key or args.admin_api_key_file or args.admin_port is not None
-    if not (args.worker_urls or args.worker_dns or args.workers_file or managed or os.environ.get(ADMIN_API_KEY)):
+    found = args.worker_urls or args.worker_dns or args.workers_file or args.service_discovery
+    if not (found or managed or os.environ.get(ADMIN_API_KEY)):
         raise ValueError(
-            "no workers: give --worker-urls, --worker-dns or --workers-file; or --admin-port or --admin-api-key, "
-            "to add them while it runs"
+            "no workers: give --worker-urls, --worker-dns, --workers-file or --service-discovery; or --admin-port or "
+            "--admin-api-key, to add them while it runs"
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 _NO_THRESHOLD = "there are no thresholds: cache and load are weighed in one cost"
 _TREE = "the prefix tree is bounded by itself"
 _STARTS = "the router starts without workers and takes each when it is up"
+_PODS = "give --service-discovery with --selector, --service-discovery-namespace and --service-discovery-port"
 
 _IGNORED = {
     "--cache-threshold": _NO_THRESHOLD,
@@ -24,7 +25,9 @@ _IGNORED = {
 }
 _REFUSED = {
     "--static-backends": "give --worker-urls, with spaces between them",
-    "--service-discovery": "not there yet: give --worker-dns with the name of a headless service",
+    "--k8s-label-selector": _PODS,
+    "--k8s-namespace": _PODS,
+    "--k8s-port": _PODS,
     "--pd-disaggregation": "prefill and decode on different workers is not supported",
     "--prefill": "prefill and decode on different workers is not supported",
     "--decode": "prefill and decode on different workers is not supported",

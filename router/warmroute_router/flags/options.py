@@ -5,6 +5,7 @@ from argparse import ArgumentParser
 from ..config import AdmissionConfig, BreakerConfig, HealthConfig, RetryConfig, TimeoutConfig
 from ..policies import POLICIES
 from . import types
+from .discovery import add_discovery
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 GOSSIP_PORT = 30001
@@ -17,6 +18,7 @@ WORKER_API_KEY = "WARMROUTE_WORKER_API_KEY"
 
 def add_options(parser: ArgumentParser) -> None:
     _add_workers(parser)
+    add_discovery(parser)
     _add_serving(parser)
     _add_health(parser)
     _add_timeouts(parser)
@@ -120,6 +122,13 @@ def _add_health(parser: ArgumentParser) -> None:
         type=types.count,
         default=default.success_threshold,
         help="good ones that bring it back (default: %(default)s)",
+    )
+    group.add_argument(
+        "--engine-stats-interval",
+        type=types.seconds,
+        default=10.0,
+        metavar="SECONDS",
+        help="between two looks at each engine's metrics (default: 10)",
     )
     breaker = BreakerConfig()
     group.add_argument(

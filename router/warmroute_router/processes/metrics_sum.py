@@ -22,6 +22,8 @@ SUMMED_GAUGES = frozenset(
     }
 )
 _GROWING = ("counter", "histogram", "summary")
+_ENGINES = "warmroute_engine_"
+"""What engines say of themselves is the same for all processes, counters too."""
 
 Report = Sequence[Metric]
 """All families of one process."""
@@ -53,6 +55,8 @@ def _joined(metric: Metric, one: Sample, other: Sample) -> Sample:
 
 
 def _is_summed(metric: Metric, sample: Sample) -> bool:
+    if metric.name.startswith(_ENGINES):
+        return False
     if metric.type in _GROWING:
         return "quantile" not in sample.labels
     return metric.name in SUMMED_GAUGES or metric.name.startswith("process_")
@@ -62,6 +66,11 @@ def _with(family: Metric, samples: Iterable[Sample]) -> Metric:
     family = copy(family)
     family.samples = list(samples)
     return family
+
+
+def _outlives(metric: Metric) -> bool:
+    """Whether it counts on for a process that has ended."""
+    return metric.type in _GROWING and not metric.name.startswith(_ENGINES)
 
 
 class Total:
@@ -78,7 +87,7 @@ class Total:
 
     def end(self, process: int) -> None:
         last = self._latest.pop(process, ())
-        self._ended = summed([self._ended, [metric for metric in last if metric.type in _GROWING]])
+        self._ended = summed([self._ended, [metric for metric in last if _outlives(metric)]])
 
     def metrics(self) -> list[Metric]:
         living = list(self._latest.values())

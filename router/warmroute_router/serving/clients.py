@@ -1,6 +1,7 @@
 """The clients of one application: their connections, and what is computed for them."""
 
 import asyncio
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ..types import App
@@ -10,8 +11,10 @@ if TYPE_CHECKING:
 
 
 class Clients:
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, refused: Counter[int] | None = None) -> None:
+        """`refused`: counts by status what is no request that could be given to `app`."""
         self.app = app
+        self.refused: Counter[int] = refused if refused is not None else Counter()
         self.connections: set[HttpProtocol] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         """One for each request."""

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,8 +19,16 @@ SWEEP_INTERVAL = 1.0
 
 
 class Door:
-    def __init__(self, app: App, listeners: Sequence[socket.socket], tls: ssl.SSLContext | None = None) -> None:
-        self._clients = Clients(app)
+    def __init__(
+        self,
+        app: App,
+        listeners: Sequence[socket.socket],
+        tls: ssl.SSLContext | None = None,
+        *,
+        refused: Counter[int] | None = None,
+    ) -> None:
+        """`refused`: see `Clients`."""
+        self._clients = Clients(app, refused)
         self._listeners = listeners
         self._tls: dict[str, Any] = {}
         if tls is not None:

@@ -300,5 +300,6 @@ class HttpProtocol(asyncio.Protocol):
         self._pipeline.clear()
         self.resume_reading()
         if error is not None:
+            self._clients.refused[error.status] += 1
             self._transport.write(last_answer(error))
         self._farewell = Farewell(self._transport, self._loop, pause=self.linger_pause, timeout=self.linger_timeout)
