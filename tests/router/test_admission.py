@@ -532,3 +532,20 @@ def test_a_header_may_tell_whose_turn_it_is() -> None:
     assert by_tenant.fairness_key([(b"x-tenant", b"a" * 9001)]) != long
     nobody = Admission(AdmissionConfig(), has_room=lambda: True)
     assert nobody.fairness_key([(b"authorization", b"Bearer sk-1")]) == b""
+
+
+async def test_it_is_known_how_long_the_admitted_have_waited() -> None:
+    now = 0.0
+    admission = Admission(AdmissionConfig(max_concurrent_requests=1), has_room=lambda: True, now=lambda: now)
+    await admission.enter(b"")
+    waiting = asyncio.create_task(admission.enter(b""))
+    given_up = asyncio.create_task(admission.enter(b""))
+    await settle()
+    now = 3.0
+    given_up.cancel()
+    admission.leave()
+    await waiting
+    admission.leave()
+    waits = admission.queue_wait
+    assert (waits.count, waits.sum) == (2, 3.0)
+    assert dict(waits.cumulated())["0.001"] == 1, "who did not have to wait counts as well"

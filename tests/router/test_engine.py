@@ -3,6 +3,7 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 
+import httpx
 import pytest
 from support.fleet import account_of
 from support.peer import Handler, Peer, answering, response
@@ -158,3 +159,87 @@ async def test_a_worker_whose_port_is_closed_has_no_cache(monkeypatch: pytest.Mo
         assert router.app.tree.held[0] == 10
         await until(lambda: router.app.tree.held[0] == 0)
         assert not account_of(worker).requests
+
+
+FIGURES = EngineReport(
+    running=3, queued=2, kv_usage=0.25, prompt_tokens=1000, cached_tokens=700, generation_tokens=90
+)
+V1 = """\
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:prefix_cache_queries_total{engine="0",model_name="m"} 1000.0
+vllm:prefix_cache_queries_created{engine="0",model_name="m"} 1.7e+09
+vllm:prefix_cache_hits_total{engine="0",model_name="m"} 700.0
+vllm:prompt_tokens_total{engine="0",model_name="m"} 960.0
+vllm:generation_tokens_total{engine="0",model_name="m"} 90.0
+"""
+SGLANG = """\
+sglang:num_running_reqs{model_name="m",tp_rank="0"} 3.0
+sglang:num_queue_reqs{model_name="m",tp_rank="0"} 2.0
+sglang:token_usage{model_name="m",tp_rank="0"} 0.25
+sglang:prompt_tokens_total{model_name="m"} 1000.0
+sglang:cached_tokens_total{model_name="m",cache_source="device"} 600.0
+sglang:cached_tokens_total{model_name="m",cache_source="host"} 100.0
+sglang:generation_tokens_total{model_name="m"} 90.0
+"""
+
+
+@pytest.mark.parametrize(
+    "exposition",
+    [
+        V1,
+        V1.replace("kv_cache_usage_perc", "gpu_cache_usage_perc").replace("prefix_cache", "gpu_prefix_cache"),
+        V1.replace("prompt_tokens_total", "prompt_tokens_cached_total").replace("960", "700")
+        + "vllm:prompt_tokens_total 1000\n",
+        V1.replace(" 3.0", " 1.0").replace(" 0.25", " 0.2")
+        + 'vllm:num_requests_running{engine="1"} 2\nvllm:kv_cache_usage_perc{engine="1"} 0.3\n',
+        SGLANG,
+        SGLANG.replace("sglang:", "sglang_"),
+        SGLANG + SGLANG.replace("sglang:", "sglang_"),
+    ],
+    ids=["vllm", "old-vllm", "newer-vllm", "ranks", "sglang", "underscores", "both-spellings"],
+)
+def test_engines_have_one_set_of_names(exposition: str) -> None:
+    assert read_report(exposition) == FIGURES
+
+
+def test_what_an_engine_does_not_say_is_not_known() -> None:
+    told = SGLANG.replace("cached_tokens_total", "other")
+    assert read_report(told) == FIGURES._replace(cached_tokens=None)
+    assert read_report("trtllm_num_requests_running 3\n") == EngineReport(running=3)
+    assert read_report("vllm:num_requests_running nan\nvllm:num_requests_running_other 7\n") == NOTHING
+
+
+async def test_our_own_workers_figures_are_read(tmp_path: Path) -> None:
+    from support.toy import save_toy
+
+    config = replace(CONFIG, engine_stats_interval=0.02, health=HealthConfig(interval=0.02))
+    prompt = {"model": "toy", "prompt": "a b c d e f g h", "max_tokens": 3, "ignore_eos": True}
+    async with (
+        running_worker(save_toy(tmp_path / "toy"), "--page-size", "1") as engine,
+        running_router(engine.url, config=config) as router,
+        httpx.AsyncClient() as client,
+    ):
+        worker = router.app.fleet.workers[0]
+        usages = [(await client.post(router.url + "/v1/completions", json=prompt)).json()["usage"] for _ in range(2)]
+        prompts = sum(usage["prompt_tokens"] for usage in usages)
+        cached = sum((usage["prompt_tokens_details"] or {}).get("cached_tokens", 0) for usage in usages)
+        generated = sum(usage["completion_tokens"] for usage in usages)
+        assert cached
+        await until(lambda: worker.engine.generation_tokens == generated)
+        assert (worker.engine.prompt_tokens, worker.engine.cached_tokens) == (prompts, cached)
+        assert (worker.engine.running, worker.engine.queued, worker.models) == (0, 0, ("toy",))
+
+
+async def test_what_an_engine_said_is_forgotten_when_it_says_no_more() -> None:
+    peer = Peer(answering(response(b"{}")))
+    peer.metrics = V1.encode()
+    async with (
+        peer.listening(),
+        running_router(peer.url, config=replace(OFTEN, engine_stats_interval=0.02)) as router,
+    ):
+        worker = router.app.fleet.workers[0]
+        await until(lambda: worker.engine == FIGURES)
+        peer.metrics = b""
+        await until(lambda: worker.engine == NOTHING)

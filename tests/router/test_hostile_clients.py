@@ -123,6 +123,7 @@ async def test_a_target_may_be_8_kib_long_and_no_longer(pieces: int) -> None:
             answer = await router.send(*cut(request, pieces))
             assert status(answer) == expected
         assert_refused(answer, 414, "target_too_long")
+        assert router.router.app.proxy.refused == {414: 1}
         assert len(router.seen) == 1
 
 

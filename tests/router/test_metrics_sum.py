@@ -186,3 +186,14 @@ def test_no_counter_goes_backwards(steps: list[tuple[int, int | None]]) -> None:
         now = value(total.metrics(), "done_total") or 0.0
         assert now == seen + (more or 0)
         seen = now
+
+
+def test_what_an_engine_says_is_not_said_twice_and_ends_with_those_who_heard_it() -> None:
+    """Counters too: each process has asked the same engine."""
+    total = Total()
+    for process, tokens in ((1, 100), (2, 110)):
+        total.report(process, [counter("warmroute_engine_prompt_tokens", {WORKERS[0]: tokens}), counter("own", {})])
+    name = ("warmroute_engine_prompt_tokens_total", frozenset({("worker", WORKERS[0])}))
+    assert series(total.metrics())[name] == 110
+    total.end(2)
+    assert series(total.metrics())[name] == 100

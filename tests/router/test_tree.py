@@ -1,9 +1,11 @@
 """The prefix tree against a model that keeps every prefix of every prompt in plain dictionaries."""
 
+import tracemalloc
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from math import inf, nan
+from random import Random
 
 import pytest
 from hypothesis import example, given, settings
@@ -448,3 +450,27 @@ def test_a_record_that_cannot_be_placed_is_skipped(record: Record) -> None:
     tree = PrefixTree(BIG)
     restore(tree, [record])
     assert tree.blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("prompts", "shared", "own", "workers"),
+    [(4000, 4, 4, 1), (4000, 4, 4, 3), (1000, 20, 100, 1), (200, 20, 1000, 1), (4000, 1, 1, 1), (2000, 4, 4, 8)],
+)
+def test_its_size_is_about_what_it_takes(prompts: int, shared: int, own: int, workers: int) -> None:
+    """By tracemalloc. Short prompts and long ones, few readings of each and many."""
+    rng = Random(1)
+
+    def blocks(count: int) -> "array[int]":
+        return array("Q", [rng.getrandbits(64) for _ in range(count)])
+
+    heads = [blocks(shared) for _ in range(prompts // 8)]
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    tree = PrefixTree(10_000_000, 10_000_000)
+    for number in range(prompts):
+        hashes = rng.choice(heads) + blocks(own)
+        for _ in range(workers):
+            tree.insert(tree.find(hashes), rng.randrange(64), float(number))
+    taken = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert 0.85 < tree.size / taken < 1.15

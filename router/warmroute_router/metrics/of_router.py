@@ -1,7 +1,8 @@
 """What the router itself does: decisions, refusals, queue, tree, replicas, and where its workers come from."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TypeVar
 
 from prometheus_client.core import InfoMetricFamily, Metric
 
@@ -14,6 +15,9 @@ from ..replicas.peers import Peers
 from ..routing import Routing
 from .families import Values, counter, gauge, histogram, one
 
+K = TypeVar("K", bound=Hashable)
+_REFUSALS = (429, 502, 503)
+
 
 def collect(routing: Routing, proxy: Proxy, workers: Sequence[Worker]) -> Iterable[Metric]:
     labels = {"version": __version__, "policy": routing.policy_name}
@@ -22,8 +26,10 @@ def collect(routing: Routing, proxy: Proxy, workers: Sequence[Worker]) -> Iterab
     values = [((state.value,), states[state]) for state in State if state is not State.GONE]
     yield gauge("workers", "Workers by their state.", values, ("state",))
     yield counter("drains", "Workers that have begun to drain.", one(routing.fleet.drains))
-    yield counter("refused_requests", "Requests answered by the router itself.", _counts(proxy.refused), ("code",))
-    reasons = _counts(routing.decisions)
+    yield counter(
+        "refused_requests", "Requests answered by the router itself.", _counts(proxy.refused, *_REFUSALS), ("code",)
+    )
+    reasons = _counts(routing.decisions, "no_prompt", "no_capacity")
     yield counter("decisions", "Choices of a worker, by the policy's reason.", reasons, ("reason",))
     yield histogram(
         "decision_seconds",
@@ -64,5 +70,6 @@ def _admission(admission: Admission) -> Iterable[Metric]:
     yield counter("queue_refused_requests", "Requests that were not admitted.", refused, ("reason",))
 
 
-def _counts(counts: "Counter[int] | Counter[str]") -> Values:
-    return [((str(key),), count) for key, count in counts.copy().items()]
+def _counts(counts: Counter[K], *from_the_start: K) -> Values:
+    """A series that began with its first count would have no rate then."""
+    return [((str(key),), count) for key, count in (dict.fromkeys(from_the_start, 0) | counts.copy()).items()]

@@ -14,6 +14,8 @@ from .families import Values, counter, gauge, histogram
 
 _WORKER = ("worker",)
 _BOTH = ("worker", "model")
+_FROM_THE_START = {200: 0, 499: 0, 502: 0}
+"""A series that began with its first count would have no rate then."""
 
 
 def collect(workers: Sequence[Worker], tree: PrefixTree) -> Iterable[Metric]:
@@ -62,7 +64,7 @@ def _outcomes(workers: Sequence[Worker]) -> Iterable[Metric]:
         ((worker.url, model, str(code)), count)
         for worker in workers
         for model, account in worker.accounts.all().items()
-        for code, count in account.requests.copy().items()
+        for code, count in (_FROM_THE_START | account.requests.copy()).items()
     )
     yield counter(
         "worker_requests",
