@@ -210,6 +210,22 @@ def test_decisions_are_counted_by_their_reason() -> None:
     assert counted(Scrape(registry), "decisions_total") == {("cold",): 1, ("affinity",): 2, ("load",): 1}
 
 
+def test_where_several_would_do_as_well_it_is_a_tie() -> None:
+    routing, registry = parts()
+    prompt = hash_blocks(b"x" * 2560)
+    for worker in routing.fleet.workers:
+        routing.tree.insert(routing.tree.find(prompt.hashes), worker.index, worker.retention.clock)
+    placement = routing.place(prompt)
+    assert placement is not None
+    placement.release()
+    assert counted(Scrape(registry), "decisions_total") == {("tie",): 1}
+    routing.tree.forget(0)
+    placement = routing.place(prompt)
+    assert placement is not None
+    assert placement.worker.index == 1
+    assert counted(Scrape(registry), "decisions_total") == {("tie",): 1, ("affinity",): 1}
+
+
 def test_the_tree_tells_what_it_holds_and_what_it_let_go() -> None:
     routing, registry = parts(max_blocks=5, policy="round_robin")
     for text in (b"x" * 1024, b"y" * 512, b"y" * 512):

@@ -73,7 +73,7 @@ class CacheAware:
         limit = min(costs) + unseen
         best = [workers[place] for place, cost in zip(near, costs, strict=True) if cost <= limit]
         chosen = best[0] if len(best) == 1 else _first_of_equals(best, prompt, fleet, mean_recent)
-        return Choice(chosen, _reason(chosen, fleet))
+        return Choice(chosen, _reason(chosen, fleet, tie=len(best) > 1))
 
 
 def _expected_blocks(fleet: FleetView[W]) -> Mapping[int, float]:
@@ -98,9 +98,11 @@ def _first_of_equals(best: list[W], prompt: PromptBlocks, fleet: FleetView[W], m
     return ranked(behind or best, distinguishing_key(prompt, fleet))[0]
 
 
-def _reason(chosen: W, fleet: FleetView[W]) -> str:
-    """cold: nobody has any of it; affinity: nobody has more of it; load: somebody has more, but is busier."""
+def _reason(chosen: W, fleet: FleetView[W], *, tie: bool) -> str:
+    """cold: nobody has any of it; load: somebody has more, but is busier; tie: others would do as well."""
     most = max(fleet.cached_blocks.values(), default=0)
     if not most:
         return "cold"
-    return "affinity" if fleet.cached_blocks.get(chosen.index, 0) == most else "load"
+    if fleet.cached_blocks.get(chosen.index, 0) < most:
+        return "load"
+    return "tie" if tie else "affinity"
