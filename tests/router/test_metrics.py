@@ -214,7 +214,8 @@ def test_where_several_would_do_as_well_it_is_a_tie() -> None:
     routing, registry = parts()
     prompt = hash_blocks(b"x" * 2560)
     for worker in routing.fleet.workers:
-        routing.tree.insert(routing.tree.find(prompt.hashes), worker.index, worker.retention.clock)
+        reading = worker.retention.sent([], 0, len(prompt.hashes), routing.now())
+        routing.tree.insert(routing.tree.find(prompt.hashes), worker.index, reading)
     placement = routing.place(prompt)
     assert placement is not None
     placement.release()
