@@ -46,6 +46,9 @@ FULL_PAUSE = 0.02
 class Exchange:
     """A client that leaves has it cancelled, wherever it is; so has the end of its time."""
 
+    _account: Account
+    """Of its model, on the worker that is tried."""
+
     def __init__(
         self,
         routing: Routing,
@@ -131,6 +134,7 @@ class Exchange:
                     raise self._routing.unplaceable(model)
                 await asyncio.sleep(FULL_PAUSE)
             worker = placement.worker
+            self._account = worker.accounts.of(model)
             tried.append(worker)
             status = CLIENT_LEFT
             try:
@@ -155,7 +159,7 @@ class Exchange:
                 raise
             finally:
                 placement.release()
-                self._account(worker).requests[status] += 1
+                self._account.requests[status] += 1
             worker.retries += 1
             if pause:
                 await asyncio.sleep(pause)
@@ -207,7 +211,7 @@ class Exchange:
             placement.answered() if status < 500 and status != 429 else placement.first_byte()
             usage = UsageReader(connection.headers)
             if usage.streamed:
-                self._account(worker).ttft.observe(self._routing.now() - self._began)
+                self._account.ttft.observe(self._routing.now() - self._began)
             self._start_headers = response_headers(status, connection.headers, self._receipt(placement))
             send.start(status, self._start_headers)
             self._started = True
@@ -216,7 +220,7 @@ class Exchange:
             worker.pool.give_back(connection)
         if status < 400:
             worker.guard.completed()
-            self._account(worker).duration.observe(self._routing.now() - self._began)
+            self._account.duration.observe(self._routing.now() - self._began)
         if status == 200:
             self._settle(placement, usage)
         return status
@@ -261,9 +265,6 @@ class Exchange:
         last = first + connection.take()
         usage.feed(last)
         send.end(hide.feed(last) + hide.flush() if hide else last)
-
-    def _account(self, worker: Worker) -> Account:
-        return worker.accounts.of(self._blocks.model)
 
     def _settle(self, placement: Placement, reader: UsageReader) -> None:
         usage = reader.result()
