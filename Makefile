@@ -15,8 +15,11 @@ $(READY): pyproject.toml scripts/install
 demo: $(READY)  ## two real model workers and the router, round robin against cache aware
 	$(BIN)/warmroute demo
 
-test: lint  ## lint, types and every test; the browser of the report's tests is installed where it is missing
+test: lint  ## lint, types and every test; a browser, Prometheus and helm are fetched where they are missing
 	scripts/chromium
+	scripts/prometheus
+	scripts/helm
+	scripts/crd-schemas
 	$(BIN)/pytest
 
 lint: $(READY)
