@@ -110,7 +110,8 @@ DECISIONS = Section(
         Panel(
             title="Reasons",
             description="affinity: it has most of the prompt; tie: so it has, and others would answer as soon; load: "
-            "somebody has more and is busier; cold: nobody has any of it. Much load: workers are too few. Much cold: see the workload loss.",
+            "somebody has more and is busier; cold: nobody has any of it. Much load: workers are too few. Much "
+            "cold: see the workload loss.",
             queries=[Query(rate("decisions", "reason", ROUTER), "{{reason}}")],
             unit="ops",
             stacked="percent",
