@@ -1,0 +1,15 @@
+"""One way in which a kernel is compiled: enough for Triton's compiler to do it without a GPU."""
+
+from typing import Any, NamedTuple
+
+
+class Specimen(NamedTuple):
+    name: str
+    """For people: kernel, types and tile."""
+    function: Any
+    """What `@triton.jit` gave."""
+    signature: dict[str, str]
+    """Triton's type of each argument by name, like `*bf16`, `i32`, `fp32`; `constexpr` for those in `constants`."""
+    constants: dict[str, Any]
+    num_warps: int
+    num_stages: int
