@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test lint format chaos side-by-side bench race bench-path bench-tree clean
+.PHONY: setup demo test lint format chaos side-by-side bench race bench-path bench-tree bench-kernels compile-kernels clean
 
 setup: $(READY)
 
@@ -50,6 +50,12 @@ bench-path: $(READY)  ## CPU time of the data path, without sockets
 
 bench-tree: $(READY)  ## time of a decision and memory, on a full prefix tree
 	$(BIN)/python -m warmroute_loadtest.tree_bench
+
+bench-kernels: $(READY)  ## the attention kernels beside others, on a GPU; writes a table and a JSON
+	$(BIN)/python -m warmroute_kernels.bench
+
+compile-kernels: $(READY)  ## compile every kernel for sm_80, sm_90 and sm_100, which takes no GPU; registers and spills
+	$(BIN)/python -m warmroute_kernels.compile_check
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
