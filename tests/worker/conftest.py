@@ -9,6 +9,9 @@ import torch
 from support.toy import ToyEngine, save_toy
 from support.worker import RunningWorker, running_worker
 from transformers import LlamaForCausalLM
+from warmroute_worker.cli import parse_config
+from warmroute_worker.launch import build
+from warmroute_worker.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -34,6 +37,36 @@ def engine(toy_folder: Path) -> Iterator[Callable[..., ToyEngine]]:
 
     def make(**options: int) -> ToyEngine:
         made.append(ToyEngine(toy_folder, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.assert_nothing_leaked()
+
+
+class FlaggedToy(ToyEngine):
+    """A toy engine that is built from flags, as the command does it."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        config = parse_config(["--model", str(folder), "--threads", "1", "--max-total-tokens", "512", *flags])
+        self.engine, _, _ = build(config)
+        self.decode = Tokenizer.from_folder(folder).decode
+        self.outputs = {}
+
+
+@pytest.fixture(scope="session")
+def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy with heads of 16: no matrix product on a GPU is smaller."""
+    return save_toy(tmp_path_factory.mktemp("wide"), head_dim=16)
+
+
+@pytest.fixture
+def flagged(wide_folder: Path) -> Iterator[Callable[..., ToyEngine]]:
+    """Makes engines from flags; each is stopped, and its account checked, when the test ends."""
+    made: list[ToyEngine] = []
+
+    def make(*flags: str) -> ToyEngine:
+        made.append(FlaggedToy(wide_folder, *flags))
         return made[-1]
 
     yield make

@@ -14,19 +14,22 @@ from pathlib import Path
 
 import httpx
 import pytest
-from warmroute_worker.cli import _listen, parse_config
+from warmroute_worker.cli import parse_config
 from warmroute_worker.errors import WorkerError
 from warmroute_worker.launch import launch
+from warmroute_worker.listener import bound
 
 COMMAND = [sys.executable, "-m", "warmroute_worker"]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False, env=os.environ | environment
+    )
 
 
-def assert_fails(code: int, *arguments: str, says: str) -> None:
-    result = run(*arguments)
+def assert_fails(code: int, *arguments: str, says: str, **environment: str) -> None:
+    result = run(*arguments, **environment)
     assert result.returncode == code
     assert result.stdout == ""
     assert len(result.stderr.splitlines()) == 1, result.stderr
@@ -113,9 +116,9 @@ def test_a_taken_port(toy_folder: Path) -> None:
 
 def test_a_port_that_is_taken_while_the_model_loads(toy_folder: Path) -> None:
     """Until it listens, a port may be bound twice on Linux."""
-    with _listen("127.0.0.1", 0) as first:
+    with bound("127.0.0.1", 0) as first:
         port = first.getsockname()[1]
-        with _listen("127.0.0.1", port) as second:
+        with bound("127.0.0.1", port) as second:
             first.listen()
             with pytest.raises(WorkerError, match=str(port)):
                 launch(parse_config(["--model", str(toy_folder), "--threads", "1"]), second)
@@ -132,11 +135,35 @@ def test_a_worker_without_torch(toy_folder: Path) -> None:
     assert result.stderr == "warmroute worker: the worker needs torch: pip install 'warmroute[worker]'\n"
 
 
+def test_a_device_that_is_not_there(toy_folder: Path) -> None:
+    flags = ("--port", "0", "--model", str(toy_folder), "--device", "cuda")
+    assert_fails(1, *flags, says="torch finds no CUDA device", CUDA_VISIBLE_DEVICES="")
+
+
+def test_triton_on_a_cpu_is_for_tests_only(toy_folder: Path) -> None:
+    flags = ("--port", "0", "--model", str(toy_folder), "--device", "cpu", "--attention-backend", "triton")
+    assert_fails(1, *flags, says="TRITON_INTERPRET=1", TRITON_INTERPRET="0")
+
+
 @pytest.mark.parametrize(
-    "flags", [["--port", "70000"], ["--page-size", "0"], ["--max-total-tokens", "x"], ["--nonsense"]]
+    "flags",
+    [
+        ["--port", "70000"],
+        ["--page-size", "0"],
+        ["--max-total-tokens", "x"],
+        ["--nonsense"],
+        ["--device", "tpu"],
+        ["--dtype", "fp8_e4m3"],
+        ["--kv-cache-dtype", "fp8_e5m2"],
+        ["--attention-backend", "flash"],
+        ["--mem-fraction-static", "1"],
+        ["--mem-fraction-static", "nan"],
+        ["--chunked-prefill-size", "0"],
+        ["--disable-cuda-graph=1"],
+    ],
 )
 def test_a_wrong_flag_is_a_usage_error(flags: list[str]) -> None:
-    assert_fails(2, "--model", "m", *flags, says=flags[0])
+    assert_fails(2, "--model", "m", *flags, says=flags[0].split("=")[0])
 
 
 def test_no_model_is_a_usage_error() -> None:

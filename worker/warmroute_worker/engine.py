@@ -9,6 +9,7 @@ that is submitted and not aborted is delivered one last output, whatever happens
 import logging
 import threading
 from array import array
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +18,6 @@ from .attention.base import Attention, SequenceSpan
 from .core import FinishReason, Output, Request, Span
 from .kv_pool import KVPool
 from .metrics import EngineMetrics
-from .model.llama import Llama
 from .prefix_cache import PrefixCache
 from .sampling import Sampler
 from .scheduler import Scheduler
@@ -25,10 +25,18 @@ from .scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 
+class Model(Protocol):
+    def forward(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """Hidden states [tokens, hidden] of a flat batch; `tokens` and `positions` are int64 [tokens]."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, vocab] of `hidden` [rows, hidden]."""
+
+
 class Engine:
     def __init__(
         self,
-        model: Llama,
+        model: Model,
         attention: Attention,
         pool: KVPool,
         *,
@@ -180,19 +188,22 @@ class Engine:
             self._append(request, self._sampler.sample(row, request))
 
     def _forward(self, spans: list[Span]) -> Tensor:
-        """Logits [sampling spans, vocab]."""
-        self._attention.plan(
-            [SequenceSpan(self.scheduler.slots(span.request, span.end), span.start) for span in spans]
-        )
+        """Logits [sampling spans, vocab], on the host: it waits for the device here, and nowhere else."""
+        self._attention.plan([self._sequence(span) for span in spans])
         flat = array("q")
         for span in spans:
             flat += span.request.tokens[span.start : span.end]
         tokens = torch.tensor(flat)
         positions = torch.cat([torch.arange(span.start, span.end) for span in spans])
-        hidden = self._model.forward(tokens, positions, self._attention)
+        device = self.pool.device
+        hidden = self._model.forward(tokens.to(device), positions.to(device), self._attention)
         ends = torch.tensor([span.end - span.start for span in spans]).cumsum(0) - 1
         samples = torch.tensor([span.samples for span in spans])
-        return self._model.logits(hidden[ends[samples]])
+        return self._model.logits(hidden[ends[samples].to(device)]).cpu()
+
+    def _sequence(self, span: Span) -> SequenceSpan:
+        request = span.request
+        return SequenceSpan(self.scheduler.slots(request, span.end), span.start, request.shared, request.node)
 
     def _append(self, request: Request, token: int) -> None:
         first = not request.output_tokens

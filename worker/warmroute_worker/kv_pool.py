@@ -5,6 +5,7 @@ A slot is the place of one token; page p has the slots p * page_size to (p + 1) 
 
 import torch
 from torch import Tensor
+from warmroute_kernels.kv import FP8, PagedKV
 
 
 class PageAllocator:
@@ -33,7 +34,10 @@ class PageAllocator:
 
 
 class KVPool:
-    """`k` and `v`: [layers, slots, kv_heads, head_dim]."""
+    """`k` and `v`: [layers, slots, kv_heads, head_dim], on the device; the account of pages is on the host.
+
+    In FP8 there are `k_scale` and `v_scale` too, float32 [layers, slots, kv_heads]: see `PagedKV`.
+    """
 
     def __init__(
         self,
@@ -44,15 +48,30 @@ class KVPool:
         num_pages: int,
         page_size: int,
         dtype: torch.dtype = torch.float32,
-        device: str = "cpu",
+        device: torch.device | str = "cpu",
     ) -> None:
         self.page_size = page_size
         self.num_slots = num_pages * page_size
+        self.device = torch.device(device)
         self._pages = PageAllocator(num_pages)
         shape = (layers, self.num_slots, kv_heads, head_dim)
         # Not zeroed: on a CPU, memory is then taken from the system as slots come into use, and not before.
         self.k = torch.empty(shape, dtype=dtype, device=device)
         self.v = torch.empty(shape, dtype=dtype, device=device)
+        self.k_scale = torch.empty(shape[:3], device=device) if dtype == FP8 else None
+        self.v_scale = torch.empty(shape[:3], device=device) if dtype == FP8 else None
+
+    def layer(self, index: int) -> PagedKV:
+        """One layer's K and V as the kernels see them."""
+        return PagedKV(
+            self._paged(self.k[index]),
+            self._paged(self.v[index]),
+            None if self.k_scale is None else self._paged(self.k_scale[index]),
+            None if self.v_scale is None else self._paged(self.v_scale[index]),
+        )
+
+    def _paged(self, by_slot: Tensor) -> Tensor:
+        return by_slot.view(-1, self.page_size, *by_slot.shape[1:])
 
     @property
     def free_slots(self) -> int:

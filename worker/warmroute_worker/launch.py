@@ -7,13 +7,15 @@ import torch
 import uvicorn
 import uvloop
 
+from .attention.base import Attention
 from .attention.torch import TorchAttention
 from .config import WorkerConfig
-from .engine import Engine
+from .engine import Engine, Model
 from .errors import WorkerError
 from .kv_pool import KVPool
 from .model.llama import Llama
 from .model.loader import open_checkpoint
+from .runtime import Runtime, free_memory, pool_pages, resolve
 from .server import Server
 
 _BACKLOG = 2048
@@ -25,7 +27,9 @@ def build(config: WorkerConfig) -> tuple[Engine, Server, str]:
     """The engine, its server, and the model's name. Raises WorkerError where the model is not one."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    checkpoint = open_checkpoint(config.model)
+    runtime = resolve(config)
+    free_at_start = free_memory(runtime.device)
+    checkpoint = open_checkpoint(config.model, runtime.dtype, runtime.device)
     model = Llama(checkpoint.config, checkpoint.tensor)
     shape = model.config
     context = config.context_length or shape.context
@@ -35,21 +39,43 @@ def build(config: WorkerConfig) -> tuple[Engine, Server, str]:
         shape.layers,
         shape.kv_heads,
         shape.head_dim,
-        num_pages=config.max_total_tokens // config.page_size,
+        num_pages=pool_pages(config, runtime, shape, free_at_start),
         page_size=config.page_size,
-        dtype=model.dtype,
+        dtype=runtime.kv_dtype,
+        device=runtime.device,
     )
+    attending_model, attention = _attending(config, runtime, model, pool, context)
     engine = Engine(
-        model,
-        TorchAttention(pool, shape.heads, shape.kv_heads),
+        attending_model,
+        attention,
         pool,
         eos_ids=checkpoint.tokenizer.eos_ids,
         context=context,
-        chunk=config.chunked_prefill_size,
+        chunk=runtime.chunk,
         max_running=config.max_running_requests,
     )
     name = config.served_model_name or checkpoint.name
     return engine, Server(engine, checkpoint.tokenizer, model_name=name, context=context), name
+
+
+def _attending(
+    config: WorkerConfig, runtime: Runtime, model: Llama, pool: KVPool, context: int
+) -> tuple[Model, Attention]:
+    """The model, with CUDA graphs where they are used, and its attention."""
+    shape = model.config
+    if runtime.attention == "torch":
+        return model, TorchAttention(pool, shape.heads, shape.kv_heads)
+    # Here and not above, so that the others do without Triton.
+    from .attention.triton import TritonAttention
+    from .cuda_graphs import CudaRecorder, GraphedModel
+
+    attention = TritonAttention(
+        pool, shape.heads, shape.kv_heads, deterministic=config.enable_deterministic_inference
+    )
+    if not runtime.cuda_graphs:
+        return model, attention
+    graphed = GraphedModel(model, attention, CudaRecorder(), max_batch=config.max_running_requests, context=context)
+    return graphed, attention
 
 
 def launch(config: WorkerConfig, listener: socket.socket) -> None:

@@ -39,7 +39,10 @@ class Scheduler:
         self.waiting.append(request)
 
     def schedule(self) -> list[Span]:
-        """The spans of the next step, with slots for each of their tokens; empty where there is nothing to do."""
+        """The spans of the next step, with slots for each of their tokens; empty where there is nothing to do.
+
+        Those of one token come first: attention computes them apart.
+        """
         spans = {request: self._next_span(request, 1) for request in self._decoding() if self._grow(request, 1)}
         budget = self._chunk
         for request in [request for request in self.running if request.prefilling]:
@@ -47,7 +50,8 @@ class Scheduler:
         while budget > 0 and (admitted := self._admit()) is not None:
             budget -= self._add_prefill(admitted, budget, spans)
         # Growing one request may have sent another, already counted, back to wait.
-        return [span for request, span in spans.items() if request.row is not None]
+        left = [span for request, span in spans.items() if request.row is not None]
+        return sorted(left, key=lambda span: span.end - span.start > 1)
 
     def slots(self, request: Request, end: int) -> Tensor:
         """Of the first `end` tokens: int64 [end]."""

@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from warmroute_kernels.kv import FP8
+from warmroute_kernels.store_kv import store_kv_naive
 
 from ..kv_pool import KVPool
 from .base import SequenceSpan
@@ -33,20 +35,23 @@ class TorchAttention:
         first = 0
         for span in spans:
             last = first + span.length
-            self._plans.append(_Plan(first, last, span.slots, self._causal_mask(span)))
+            self._plans.append(_Plan(first, last, span.slots.to(self._pool.device), self._causal_mask(span)))
             first = last
-        self._new_slots = torch.cat([span.slots[span.start :] for span in spans])
+        self._new_slots = torch.cat([span.slots[span.start :] for span in spans]).to(self._pool.device)
 
     def _causal_mask(self, span: SequenceSpan) -> Tensor | None:
         if span.length == 1:
             return None
-        rows = torch.arange(span.start, len(span.slots))[:, None]
-        return (torch.arange(len(span.slots)) <= rows).repeat(self._group, 1)
+        columns = torch.arange(len(span.slots), device=self._pool.device)
+        return (columns <= columns[span.start :, None]).repeat(self._group, 1)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = self._pool.k[layer], self._pool.v[layer]
-        keys.index_copy_(0, self._new_slots, k)
-        values.index_copy_(0, self._new_slots, v)
+        pool = self._pool
+        if pool.k_scale is None:
+            pool.k[layer].index_copy_(0, self._new_slots, k.to(pool.k.dtype))
+            pool.v[layer].index_copy_(0, self._new_slots, v.to(pool.v.dtype))
+        else:
+            store_kv_naive(k, v, pool.layer(layer), self._new_slots)
         out = torch.empty_like(q)
         for plan in self._plans:
             # The query heads of one key head are rows beside each other, so that K and V are not repeated.
@@ -54,11 +59,20 @@ class TorchAttention:
             grouped = q[plan.first : plan.last].view(new, self._kv_heads, self._group, -1).permute(1, 2, 0, 3)
             attended = scaled_dot_product_attention(
                 grouped.reshape(1, self._kv_heads, self._group * new, -1),
-                # On a CPU this copies whole rows, five times as fast as `keys[plan.slots]`.
-                keys.index_select(0, plan.slots).transpose(0, 1)[None],
-                values.index_select(0, plan.slots).transpose(0, 1)[None],
+                _gathered(pool.k, pool.k_scale, layer, plan.slots, q.dtype).transpose(0, 1)[None],
+                _gathered(pool.v, pool.v_scale, layer, plan.slots, q.dtype).transpose(0, 1)[None],
                 attn_mask=plan.mask,
             )
             ungrouped = attended[0].view(self._kv_heads, self._group, new, -1).permute(2, 0, 1, 3)
             out[plan.first : plan.last] = ungrouped.reshape(new, self._kv_heads * self._group, -1)
         return out
+
+
+def _gathered(stored: Tensor, scale: Tensor | None, layer: int, slots: Tensor, dtype: torch.dtype) -> Tensor:
+    """[len(slots), kv_heads, head_dim] of K or V."""
+    # On a CPU this copies whole rows, five times as fast as `stored[layer][slots]`.
+    if scale is None:
+        return stored[layer].index_select(0, slots).to(dtype)
+    # PyTorch moves FP8 by index only as bytes.
+    values = stored[layer].view(torch.uint8).index_select(0, slots).view(FP8)
+    return (values.float() * scale[layer].index_select(0, slots)[..., None]).to(dtype)

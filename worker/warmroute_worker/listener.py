@@ -1,0 +1,26 @@
+"""A port that is taken, and not yet listened on."""
+
+import socket
+
+from .errors import WorkerError
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Connections are refused until somebody listens: this process, or a child that binds the port as well.
+
+    port: 0 takes a free one. Raises WorkerError.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise WorkerError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
+
+
+def url_of(listener: socket.socket, *, tls: bool = False) -> str:
+    host, port = listener.getsockname()[:2]
+    bracketed = f"[{host}]" if listener.family is socket.AF_INET6 else host
+    return f"{'https' if tls else 'http'}://{bracketed}:{port}"

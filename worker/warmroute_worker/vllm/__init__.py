@@ -1,0 +1,1 @@
+"""vLLM: its server behind `warmroute worker --engine vllm`, and our kernels inside it."""
