@@ -63,7 +63,7 @@ class PagedKV(NamedTuple):
                 check(scale.device == k.device, f"{name} is on {scale.device}, k on {k.device}")
         if self.is_fp8 and k.is_cuda:
             known = torch.cuda.get_device_capability(k.device) >= (8, 9)
-            check(known, "float8_e4m3fn needs a GPU of compute capability 8.9 or more: Triton does not know it before")
+            check(known, "float8_e4m3fn needs a GPU of compute capability 8.9 or more: Triton has it from there on")
         return self
 
     def gathered(self, slots: Tensor) -> tuple[Tensor, Tensor]:
