@@ -68,11 +68,16 @@ class PagedKV(NamedTuple):
 
     def gathered(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """K and V of these slots in float64, [len(slots), kv_heads, head_dim]: for the naive forms."""
-        k, v = (each.flatten(0, 1)[slots].double() for each in (self.k, self.v))
+        k, v = (_rows(each.flatten(0, 1), slots).double() for each in (self.k, self.v))
         if self.k_scale is not None and self.v_scale is not None:
             k = k * self.k_scale.flatten(0, 1)[slots].double()[..., None]
             v = v * self.v_scale.flatten(0, 1)[slots].double()[..., None]
         return k, v
+
+
+def _rows(tokens: Tensor, slots: Tensor) -> Tensor:
+    """FP8 by its bytes, since not every device can index it."""
+    return tokens.view(torch.uint8)[slots].view(FP8) if tokens.dtype == FP8 else tokens[slots]
 
 
 def slots_of(page_table: Tensor, length: int, page_size: int) -> Tensor:

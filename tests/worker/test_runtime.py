@@ -1,5 +1,7 @@
 """What `auto` comes to, with and without a GPU, which is made believe: nothing is computed on it."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from warmroute_worker.cli import parse_config
@@ -83,3 +85,14 @@ def test_the_pool_of_a_cpu() -> None:
 def test_bytes_of_a_token() -> None:
     assert bytes_per_token(SHAPE, torch.bfloat16) == 128 * 1024
     assert bytes_per_token(SHAPE, torch.float8_e4m3fn) == 66 * 1024
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(("capability", "fits"), [((8, 0), False), ((8, 9), True), ((9, 0), True), ((10, 0), True)])
+def test_an_fp8_cache_needs_a_gpu_that_triton_has_it_for(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], fits: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert resolved("--kv-cache-dtype", "fp8_e4m3", "--attention-backend", "torch").kv_dtype == torch.float8_e4m3fn
+    with nullcontext() if fits else pytest.raises(WorkerError, match=r"compute capability 8\.9 .* 8\.0"):
+        resolved("--kv-cache-dtype", "fp8_e4m3")

@@ -42,6 +42,8 @@ def resolve(config: WorkerConfig) -> Runtime:
     on_cuda = device.type == "cuda"
     dtype = DTYPES[config.dtype] if config.dtype != "auto" else (torch.bfloat16 if on_cuda else torch.float32)
     attention = _attention(config.attention_backend, on_cuda)
+    if on_cuda and attention == "triton" and config.kv_cache_dtype == "fp8_e4m3":
+        _check_fp8(device)
     return Runtime(
         device=device,
         dtype=dtype,
@@ -59,6 +61,15 @@ def _device(name: str) -> torch.device:
     if name == "cuda":
         raise WorkerError("--device cuda: torch finds no CUDA device here")
     return torch.device("cpu")
+
+
+def _check_fp8(device: torch.device) -> None:
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < (8, 9):
+        raise WorkerError(
+            f"--kv-cache-dtype fp8_e4m3 needs a GPU of compute capability 8.9 for Triton, this one has {major}.{minor}: "
+            f"--attention-backend torch does without"
+        )
 
 
 def _attention(name: str, on_cuda: bool) -> str:
