@@ -67,8 +67,8 @@ def _check_fp8(device: torch.device) -> None:
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < (8, 9):
         raise WorkerError(
-            f"--kv-cache-dtype fp8_e4m3 needs a GPU of compute capability 8.9 for Triton, this one has {major}.{minor}: "
-            f"--attention-backend torch does without"
+            f"--kv-cache-dtype fp8_e4m3: Triton needs a GPU of compute capability 8.9 for it, this one has "
+            f"{major}.{minor}: --attention-backend torch does without"
         )
 
 
