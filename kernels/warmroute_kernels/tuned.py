@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+MULTIPROCESSORS_OF_CPU = 4
+"""There are none: the interpreter runs program after program."""
+
 
 class Config(NamedTuple):
     """Of one launch. What `block_m` and `block_n` are, the kernel says."""
@@ -34,6 +37,12 @@ def config_of(kernel: str, gpu: str, head_dim: int, *, fp8: bool) -> Config:
 
 def gpu_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return MULTIPROCESSORS_OF_CPU
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _read(kernel: str) -> dict[str, list[dict[str, Any]]]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from warmroute_kernels.kv import FP8
 from warmroute_kernels.paged_decode import paged_decode, paged_decode_naive, plan, plan_decode
+from warmroute_kernels.tuned import multiprocessors
 
 HEADS, KV_HEADS, DIM = 6, 2, 16
 
@@ -85,7 +86,7 @@ def test_every_sequence_has_its_items(lengths: list[int], kv_heads: int, fixed_s
 @pytest.mark.parametrize(("batch", "kv_heads"), [(1, 8), (1, 1), (64, 8), (256, 1)])
 def test_all_multiprocessors_have_work(monkeypatch: pytest.MonkeyPatch, batch: int, kv_heads: int) -> None:
     """132 as an H200 has, and enough programs for each that the last round is short."""
-    monkeypatch.setattr(plan, "_multiprocessors", lambda _: 132)
+    monkeypatch.setattr(plan, "multiprocessors", lambda _: 132)
     made = plan_decode(batch, 32, kv_heads, 128, max_length=131072, device="cpu", lengths=[131072] * batch)
     programs = kv_heads * int(made.counts.sum())
     assert 0.9 * 8 * 132 < programs < 8 * 132 + kv_heads * (batch + 1)
@@ -102,7 +103,7 @@ def test_the_number_of_multiprocessors_is_the_devices(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
     device = torch.device("cuda", 3)
-    assert plan._multiprocessors(device) == 7
+    assert multiprocessors(device) == 7
     assert asked == [device]
 
 

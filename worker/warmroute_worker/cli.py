@@ -9,10 +9,9 @@ from importlib.metadata import version
 
 from .config import WorkerConfig
 from .errors import WorkerError
-from .listener import bound as _listen
+from .listener import bound
 from .modes import add_modes, read_mode, run_mode
-from .one_line_parser import OneLineParser
-from .one_line_parser import number as _number
+from .one_line_parser import OneLineParser, number
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -27,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the server takes over: while the model loads
     try:
-        listener = _listen(config.host, config.port)
+        listener = bound(config.host, config.port)
         # Here and not above, so that `--help` and a wrong flag do not wait for torch.
         from .launch import launch
 
@@ -51,13 +50,13 @@ def parse_config(argv: Sequence[str] | None) -> WorkerConfig:
     parser.add_argument("--served-model-name", help="what clients call it (default: the model's own name)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(
-        "--port", type=_number(0, 65535), default=30001, help="0 takes a free one (default: %(default)s)"
+        "--port", type=number(0, 65535), default=30001, help="0 takes a free one (default: %(default)s)"
     )
     _add_device_flags(parser)
     _add_memory_flags(parser)
-    parser.add_argument("--max-running-requests", type=_number(1), default=64, help="default: %(default)s")
-    parser.add_argument("--context-length", type=_number(2), help="default: the model's own")
-    parser.add_argument("--threads", type=_number(1), help="CPU threads of torch (default: all cores)")
+    parser.add_argument("--max-running-requests", type=number(1), default=64, help="default: %(default)s")
+    parser.add_argument("--context-length", type=number(2), help="default: the model's own")
+    parser.add_argument("--threads", type=number(1), help="CPU threads of torch (default: all cores)")
     parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="default: %(default)s")
     add_modes(parser)  # for the help: `main` has read them
     args = parser.parse_args(argv)
@@ -102,7 +101,7 @@ def _add_device_flags(parser: ArgumentParser) -> None:
 def _add_memory_flags(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--max-total-tokens",
-        type=_number(1),
+        type=number(1),
         help="size of the KV pool (default: 16384 on a CPU; on cuda what --mem-fraction-static allows)",
     )
     parser.add_argument(
@@ -111,22 +110,22 @@ def _add_memory_flags(parser: ArgumentParser) -> None:
         default=0.85,
         help="share of the free memory of a GPU for weights and KV pool (default: %(default)s)",
     )
-    parser.add_argument("--page-size", type=_number(1), default=1, help="tokens of a KV page (default: %(default)s)")
+    parser.add_argument("--page-size", type=number(1), default=1, help="tokens of a KV page (default: %(default)s)")
     parser.add_argument(
         "--chunked-prefill-size",
-        type=_number(1),
+        type=number(1),
         help="prompt tokens of a step (default: 256 on a CPU, 8192 on cuda)",
     )
 
 
 def _fraction(text: str) -> float:
     try:
-        number = float(text)
+        fraction = float(text)
     except ValueError:
-        number = 0
-    if not 0 < number < 1:
+        fraction = 0
+    if not 0 < fraction < 1:
         raise ArgumentTypeError(f"{text!r} is not a number between 0 and 1")
-    return number
+    return fraction
 
 
 def _fail(message: str) -> int:

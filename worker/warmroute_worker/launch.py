@@ -13,6 +13,7 @@ from .config import WorkerConfig
 from .engine import Engine, Model
 from .errors import WorkerError
 from .kv_pool import KVPool
+from .listener import url_of
 from .model.llama import Llama
 from .model.loader import open_checkpoint
 from .runtime import Runtime, free_memory, pool_pages, resolve
@@ -91,10 +92,10 @@ def launch(config: WorkerConfig, listener: socket.socket) -> None:
     try:
         listener.listen(_BACKLOG)
     except OSError as error:
-        raise WorkerError(f"cannot listen on {_url(listener)}: {error.strerror}") from error
+        raise WorkerError(f"cannot listen on {url_of(listener)}: {error.strerror}") from error
     engine.start()
     # Only now, so that whoever reads it can connect.
-    print(f"warmroute worker: {name} on {_url(listener)}", flush=True)
+    print(f"warmroute worker: {name} on {url_of(listener)}", flush=True)
     try:
         uvloop.run(_HttpServer(settings, engine).serve(sockets=[listener]))
     finally:
@@ -113,8 +114,3 @@ class _HttpServer(uvicorn.Server):
         del sig, frame
         self._engine.close()
         self.should_exit = True
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if listener.family is socket.AF_INET6 else f"http://{host}:{port}"

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from ..checks import check, check_tensor
-from ..tuned import Config, config_of, gpu_name
+from ..tuned import Config, config_of, gpu_name, multiprocessors
 from .cost import Shape, pays, saving
 from .groups import SharedPrefix
 from .own import OwnParts, on_device, plan_own
-from .tiles import Part, most_splits, multiprocessors, rows_of_tile, split_of, tiles_of
+from .tiles import Part, most_splits, rows_of_tile, split_of, tiles_of
 
 
 @dataclass(frozen=True)

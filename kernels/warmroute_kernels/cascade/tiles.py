@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
-
 from .groups import SharedPrefix
 
 SMALLEST_TILE = 16
@@ -13,8 +11,6 @@ SMALLEST_SPLIT = 256
 """Tokens. With fewer, states are more to write and read than K and V. Not yet measured on a GPU."""
 ROUNDS = 2
 """How often a multiprocessor takes a program at most: registers leave room for one at a time. Not yet measured."""
-MULTIPROCESSORS_OF_CPU = 4
-"""There are none: the interpreter runs program after program."""
 
 
 class Part(NamedTuple):
@@ -22,12 +18,6 @@ class Part(NamedTuple):
 
     tiles: int
     tokens: int
-
-
-def multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return MULTIPROCESSORS_OF_CPU
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def rows_of_tile(groups: Sequence[SharedPrefix], heads_of_kv: int, most: int) -> int:

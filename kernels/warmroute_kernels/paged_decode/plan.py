@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from ..checks import check
-from ..tuned import Config, config_of, gpu_name
+from ..tuned import Config, config_of, gpu_name, multiprocessors
 
 SMALLEST_SPLIT = 128
 """Tokens. Smaller ones cost more in merging than they save in waiting. Not yet measured on a GPU."""
 PROGRAMS_PER_MULTIPROCESSOR = 8
 """Two at a time, four times over: so the last round, in which some have nothing to do, is short. Not yet measured."""
-MULTIPROCESSORS_OF_CPU = 4
-"""There are none: the interpreter runs program after program."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ def plan_decode(
     check(fixed_split is None or fixed_split > 0, f"fixed_split is {fixed_split}: expected a number of tokens")
     device = torch.device(device)
     config = config_of("paged_decode", gpu_name(device), head_dim, fp8=fp8)
-    programs = PROGRAMS_PER_MULTIPROCESSOR * _multiprocessors(device)
+    programs = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(device)
     share = -(-programs // kv_heads)
     if fixed_split is None:
         # Parts of at least 1/share of all tokens are at most `share`, and one more for what remains of each sequence.
@@ -132,9 +130,3 @@ def plan_decode(
     )
     plan.update([max_length] * batch if lengths is None else lengths)
     return plan
-
-
-def _multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return MULTIPROCESSORS_OF_CPU
-    return torch.cuda.get_device_properties(device).multi_processor_count
