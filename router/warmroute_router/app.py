@@ -27,7 +27,6 @@ from .errors import (
     admin_elsewhere,
     answer_error,
     draining,
-    no_worker,
     send_error,
     unauthorized,
     worker_failed,
@@ -188,7 +187,7 @@ class RouterApp:
             raise draining()
         ready, total = len(self.fleet.ready()), len(self.fleet.workers)
         if not ready:
-            raise no_worker(None if total else self.fleet.why_empty)
+            raise self.fleet.nobody()
         return JSONResponse({"status": "ok", "workers_ready": ready, "workers": total})
 
     async def live(self, request: Request) -> Response:
@@ -200,7 +199,7 @@ class RouterApp:
         """The union of what the ready workers serve, in the order of the workers."""
         ready = self.fleet.ready()
         if not ready:
-            raise no_worker()
+            raise self.fleet.nobody()
         lists = await asyncio.gather(*(self._models_of(worker, request) for worker in ready))
         if all(models is None for models in lists):
             raise worker_failed(ConnectionLost("none of those that are up lists its models"))

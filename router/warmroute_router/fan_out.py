@@ -5,7 +5,7 @@ import asyncio
 import orjson
 
 from .body import Bodies
-from .errors import RequestError, UpstreamError, no_worker
+from .errors import RequestError, UpstreamError
 from .fleet import Worker
 from .headers import request_head, request_headers, request_id
 from .routing import Routing
@@ -28,7 +28,7 @@ class FanOut:
         try:
             workers = self._routing.fleet.ready()
             if not workers:
-                raise no_worker()
+                raise self._routing.fleet.nobody()
             lines = request_headers(scope, len(body), request_id(scope["headers"]))
             statuses = await asyncio.gather(*(self._ask(worker, scope, lines, body) for worker in workers))
         finally:

@@ -13,6 +13,7 @@ from .backlog import Backlog, Prefill
 from .calibration import Retention
 from .catalogue import Catalogue
 from .config import BreakerConfig, TimeoutConfig, WorkerSpec
+from .errors import RequestError, no_worker
 from .guard import Guard
 from .upstream.engine import NOTHING, EngineReport
 from .upstream.pool import Pool
@@ -186,6 +187,10 @@ class Fleet:
 
     def by_url(self, url: str) -> Worker | None:
         return self._by_url.get(url)
+
+    def nobody(self) -> RequestError:
+        """What is answered where no worker can be asked: why there is none at all, where their source knows."""
+        return no_worker(None if self.workers else self.why_empty)
 
     def ready(self) -> list[Worker]:
         ready = State.READY  # looked up once: each request asks this

@@ -9,7 +9,7 @@ from xxhash import xxh3_64_intdigest
 
 from .blocks import PromptBlocks, hash_blocks
 from .calibration import TokenRatio
-from .errors import RequestError, all_open, model_missed, model_not_found, no_worker
+from .errors import RequestError, all_open, model_missed, model_not_found
 from .fleet import Fleet, State, Worker
 from .histogram import MICROSECONDS, Histogram
 from .placement import Placement
@@ -174,12 +174,10 @@ class Routing:
         """Why a request for it cannot be placed, which is a decision too."""
         self.decisions["no_capacity"] += 1
         catalogue, now = self.fleet.catalogue, self.now()
-        if not self.fleet.workers:
-            return no_worker(self.fleet.why_empty)
-        if not catalogue.serving(model):
+        if self.fleet.workers and not catalogue.serving(model):
             return model_missed(model) if catalogue.is_missed(model) else model_not_found(model, catalogue.models)
         waits = [worker.guard.wait(now) for worker in self._ready(model)]
-        return all_open(min(waits)) if waits else no_worker()
+        return all_open(min(waits)) if waits else self.fleet.nobody()
 
     def _ready(self, model: str) -> list[Worker]:
         return [worker for worker in self.fleet.catalogue.serving(model) if worker.state is State.READY]

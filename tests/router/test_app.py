@@ -65,7 +65,9 @@ async def test_a_router_is_alive_whatever_its_workers_are() -> None:
 async def test_where_there_are_no_workers_their_source_says_why() -> None:
     async with running_router() as router, httpx.AsyncClient() as client:
         router.app.fleet.why_empty = "no pod matches"
-        for reply in (await client.get(router.url + "/health"), await client.post(router.url + "/v1/completions")):
+        asked = [("GET", "/health"), ("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/abort_request")]
+        for method, path in asked:
+            reply = await client.request(method, router.url + path)
             error = reply.json()["error"]
             assert (reply.status_code, error["code"]) == (503, "no_worker_available")
             assert error["message"] == "No worker is there: no pod matches."

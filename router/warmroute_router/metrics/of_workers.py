@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
+from typing import TypeVar
 
 from prometheus_client.core import Metric
 
 from ..account import Account
 from ..blocks import BLOCK_TOKENS
 from ..fleet import State, Worker
-from ..histogram import Histogram
 from ..tree import PrefixTree
 from .families import Values, counter, gauge, histogram
+
+T = TypeVar("T")
 
 _WORKER = ("worker",)
 _BOTH = ("worker", "model")
@@ -75,13 +77,13 @@ def _outcomes(workers: Sequence[Worker]) -> Iterable[Metric]:
     yield histogram(
         "time_to_first_token_seconds",
         "Of streamed answers: from the request's last byte to the answer's first, with queue and retries.",
-        _histograms(workers, lambda account: account.ttft),
+        _of_accounts(workers, lambda account: account.ttft),
         _BOTH,
     )
     yield histogram(
         "request_duration_seconds",
         "Of answers below 400: from the request's last byte to the answer's, with queue and retries.",
-        _histograms(workers, lambda account: account.duration),
+        _of_accounts(workers, lambda account: account.duration),
         _BOTH,
     )
     retries = "Requests that went on to another worker after this one failed."
@@ -169,17 +171,7 @@ def _each(workers: Sequence[Worker], value: Callable[[Worker], float]) -> Values
     return (((worker.url,), value(worker)) for worker in workers)
 
 
-def _of_accounts(workers: Sequence[Worker], value: Callable[[Account], float]) -> Values:
-    return (
-        ((worker.url, model), value(account))
-        for worker in workers
-        for model, account in worker.accounts.all().items()
-    )
-
-
-def _histograms(
-    workers: Sequence[Worker], value: Callable[[Account], Histogram]
-) -> Iterable[tuple[Sequence[str], Histogram]]:
+def _of_accounts(workers: Sequence[Worker], value: Callable[[Account], T]) -> Iterable[tuple[Sequence[str], T]]:
     return (
         ((worker.url, model), value(account))
         for worker in workers
