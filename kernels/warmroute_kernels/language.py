@@ -7,6 +7,8 @@ import triton.language as tl
 
 INTERPRET = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 """Whether kernels run in Triton's interpreter, on a CPU. It multiplies bfloat16 as if it were integers."""
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit

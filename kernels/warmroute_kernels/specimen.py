@@ -13,3 +13,8 @@ class Specimen(NamedTuple):
     constants: dict[str, Any]
     num_warps: int
     num_stages: int
+
+
+def signature_of(function: Any, constants: dict[str, Any], types: dict[str, str]) -> dict[str, str]:
+    """types: of all arguments but the constants and the `i32`."""
+    return {name: "constexpr" if name in constants else types.get(name, "i32") for name in function.arg_names}

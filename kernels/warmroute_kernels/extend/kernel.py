@@ -12,12 +12,10 @@ import torch
 import triton
 import triton.language as tl
 
-from ..language import dot
+from ..language import LN2, LOG2E, dot
 from ..specimen import Specimen
 from ..tuned import Config, config_of
 
-LOG2_E = tl.constexpr(1.4426950408889634)
-LN_2 = tl.constexpr(0.6931471805599453)
 LOWEST = tl.constexpr(-3.0e38)
 """A row's peak before its first score. Not -inf, which less itself is not a number."""
 
@@ -87,7 +85,7 @@ def extend_kernel(  # type: ignore[no-untyped-def]
     acc = tl.zeros([BLOCK_M, PADDED_DIM], dtype=tl.float32)
     peak = tl.full([BLOCK_M], LOWEST, dtype=tl.float32)
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
-    unit = (soft_cap if CAPPED else scale) * LOG2_E  # scores times it are powers of two
+    unit = (soft_cap if CAPPED else scale) * LOG2E  # scores times it are powers of two
 
     for part in tl.static_range(2):
         # Keys are counted from the beginning of the part, where new token 0 would be the key `zero`.
@@ -172,7 +170,7 @@ def extend_kernel(  # type: ignore[no-untyped-def]
         mask=own[:, None] & inside[None, :],
     )
     if LSE:
-        tl.store(lse + to, (peak + tl.log2(total)) * LN_2, mask=own)
+        tl.store(lse + to, (peak + tl.log2(total)) * LN2, mask=own)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -184,7 +182,7 @@ def _read(pointers, wanted, MASKED: tl.constexpr):  # type: ignore[no-untyped-de
 @triton.jit
 def _tanh(x):  # type: ignore[no-untyped-def]
     """1 - 2 / (e^2x + 1). When the power is 2^64 that is 1 in float32; without bound it would overflow."""
-    return 1.0 - 2.0 / (tl.exp2(tl.minimum(x * (2.0 * LOG2_E), 64.0)) + 1.0)
+    return 1.0 - 2.0 / (tl.exp2(tl.minimum(x * (2.0 * LOG2E), 64.0)) + 1.0)
 
 
 def tile(config: Config, dtype: torch.dtype) -> dict[str, int]:

@@ -6,7 +6,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from ..specimen import Specimen
+from ..specimen import Specimen, signature_of
 from ..tuned import config_of
 
 
@@ -84,10 +84,7 @@ def specimens() -> Iterator[Specimen]:
                 "PADDED_DIM": triton.next_power_of_2(head_dim),
                 "BLOCK_N": config.block_n,
             }
-            signature = {
-                name: "constexpr" if name in constants else types.get(name, "i32")
-                for name in merge_states_kernel.arg_names
-            }
+            signature = signature_of(merge_states_kernel, constants, types)
             yield Specimen(
                 f"merge_states {dtype} d{head_dim}",
                 merge_states_kernel,

@@ -7,12 +7,11 @@ import torch
 import triton
 import triton.language as tl
 
-from ..language import dot
-from ..specimen import Specimen
+from ..attend import attend_block
+from ..language import LN2
+from ..specimen import Specimen, signature_of
 from ..tuned import Config, config_of
 
-LOG2E = tl.constexpr(1.4426950408889634)
-LN2 = tl.constexpr(0.6931471805599453)
 TYPES = (("bf16", "bf16"), ("bf16", "fp8e4nv"), ("fp16", "fp16"), ("fp16", "fp8e4nv"), ("fp32", "fp32"))
 
 
@@ -101,8 +100,6 @@ def paged_decode_kernel(  # type: ignore[no-untyped-def]
         item - tl.load(first + row), tl.load(counts + row), tl.load(lengths + row), window, FIXED_SPLIT, BLOCK_N
     )
     queries = tl.load(q + row * stride_q_row + head[:, None] * stride_q_head + dims[None, :], mask=queried, other=0.0)
-    # FP8 scales make p small: half precision would lose it, bfloat16 has the range of float32.
-    p_type = tl.bfloat16 if v_scale is not None and queries.dtype == tl.float16 else queries.dtype
 
     highest = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -110,30 +107,29 @@ def paged_decode_kernel(  # type: ignore[no-untyped-def]
     for at in range(start, end, BLOCK_N):
         token = at + tl.arange(0, BLOCK_N)
         seen = (token >= seen_from) & (token < end)
-        page = tl.load(page_table + row * stride_table + token // PAGE_SIZE, mask=seen, other=0).to(tl.int64)
-        offset = token % PAGE_SIZE
-        place = page * stride_page + offset.to(tl.int64) * stride_slot + kv_head * stride_head
-        place = place[:, None] + dims[None, :]
-        scale_at = (page * PAGE_SIZE + offset) * KV_HEADS + kv_head
-
-        keys = tl.load(k + place, mask=seen[:, None] & within, other=0.0)
-        scores = dot(queries, tl.trans(keys.to(queries.dtype))) * scale
-        if k_scale is not None:
-            scores *= tl.load(k_scale + scale_at, mask=seen, other=0.0)[None, :]
-        if SOFT_CAP != 0.0:
-            # tanh(x) = 1 - 2 / (exp(2x) + 1)
-            scores = SOFT_CAP - 2 * SOFT_CAP / (tl.exp2(scores * (2 * LOG2E / SOFT_CAP)) + 1)
-        scores = tl.where(seen[None, :], scores * LOG2E, -float("inf"))
-
-        higher = tl.maximum(highest, tl.max(scores, 1))
-        p = tl.exp2(scores - higher[:, None])
-        kept = tl.exp2(highest - higher)
-        total = total * kept + tl.sum(p, 1)
-        if v_scale is not None:
-            p *= tl.load(v_scale + scale_at, mask=seen, other=0.0)[None, :]
-        values = tl.load(v + place, mask=seen[:, None] & within, other=0.0)
-        mixed = mixed * kept[:, None] + dot(p.to(p_type), values.to(p_type))
-        highest = higher
+        highest, total, mixed = attend_block(
+            queries,
+            k,
+            v,
+            k_scale,
+            v_scale,
+            page_table + row * stride_table,
+            token,
+            seen,
+            kv_head,
+            dims,
+            within,
+            scale,
+            stride_page,
+            stride_slot,
+            stride_head,
+            highest,
+            total,
+            mixed,
+            SOFT_CAP,
+            KV_HEADS,
+            PAGE_SIZE,
+        )
 
     nothing = total == 0.0
     total = tl.where(nothing, 1.0, total)
@@ -182,9 +178,7 @@ def _specimen(
     types = {"q": f"*{dtype}", "k": f"*{cache}", "v": f"*{cache}", "scale": "fp32"}
     types |= dict.fromkeys(("k_scale", "v_scale", "partial_out", "partial_lse"), "*fp32")
     types |= dict.fromkeys(("page_table", "lengths", "rows", "first", "counts"), "*i32")
-    signature = {
-        name: "constexpr" if name in constants else types.get(name, "i32") for name in paged_decode_kernel.arg_names
-    }
+    signature = signature_of(paged_decode_kernel, constants, types)
     special = f"{' cap' if soft_cap else ''}{' fixed' if fixed_split else ''}"
     return Specimen(
         f"paged_decode {dtype} over {cache} d{head_dim} group{group} page{page_size}{special}",
