@@ -32,7 +32,7 @@ class HttpProtocol(asyncio.Protocol):
     head_timeout = 10.0
     """From a head's first byte to its last; also from the connection to its first byte."""
     body_timeout = 30.0
-    """From a head's end to the body's end, and `1 / body_rate` more for each byte that has come."""
+    """From a head's end, or from when the router reads again, to its body's end; `1 / body_rate` more per byte."""
     body_rate = 500
     """Bytes per second."""
     keep_alive = 75.0
@@ -167,6 +167,7 @@ class HttpProtocol(asyncio.Protocol):
     def resume_reading(self) -> None:
         if self._read_paused and not self._transport.is_closing():
             self._read_paused = False
+            self._body_started = self._loop.time()  # while nobody read, the client could not go on
             self._transport.resume_reading()
 
     def answered(self, cycle: Cycle) -> None:
@@ -252,8 +253,7 @@ class HttpProtocol(asyncio.Protocol):
             self._refuse(too_slow())
 
     def _body_time_left(self) -> float:
-        if self._read_paused:  # by the router: the client cannot go on
-            self._body_started = self._loop.time()
+        if self._read_paused:
             return self.body_timeout
         due = self._body_started + self.body_timeout + self._body_received / self.body_rate
         return due - self._loop.time()
