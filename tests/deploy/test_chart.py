@@ -115,6 +115,26 @@ def test_names_are_short_enough(length: int) -> None:
             assert LABEL.fullmatch(value), value
 
 
+def test_releases_of_one_name_share_a_namespace() -> None:
+    """That of the workers, or of Grafana: what one has there is not the other's."""
+    discovery = {"enabled": True, "selector": {"app": "vllm"}, "namespace": "shared"}
+    values = {"discovery": discovery, "monitoring": {"dashboards": {"enabled": True, "namespace": "shared"}}}
+
+    def shared(release: str, namespace: str) -> set[tuple[str, str]]:
+        arguments = ("template", release, CHART, "--namespace", namespace, "--values", "-")
+        resources = yaml.safe_load_all(helm(*arguments, stdin=yaml.safe_dump(values)))
+        inside = [each for each in resources if each["metadata"]["namespace"] == "shared"]
+        return {(each["kind"], each["metadata"]["name"]) for each in inside}
+
+    releases = [("warmroute-x", "y"), ("warmroute", "x-y"), ("warmroute", "y"), ("r" * 53, "n" * 63)]
+    names = [name for release in releases for name in shared(*release)]
+    assert {kind for kind, _ in names} == {"Role", "RoleBinding", "ConfigMap"}
+    assert len(set(names)) == len(names) == 3 * len(releases)
+    assert all(len(name) <= 253 for _, name in names)
+    own = {("Role", "warmroute-discovery"), ("ConfigMap", "warmroute-dashboard-warmroute")}
+    assert own <= shared("warmroute", "shared"), "in its own namespace it needs no other name"
+
+
 def test_each_resource_says_whose_it_is() -> None:
     for file in VALUES_FILES:
         for resource in render(None, file):

@@ -7,6 +7,9 @@ from support.chart import VALUES_FILES, Resource, of_kind, render, the
 LOCKED = next(file for file in VALUES_FILES if file.name == "locked-down-values.yaml")
 OF_RELEASE = {"app.kubernetes.io/name": "warmroute", "app.kubernetes.io/instance": "release"}
 
+DNS = (53, 53, 5353, 5353)
+"""By UDP and TCP; the second where OpenShift's servers listen."""
+
 
 def peer(component: str) -> Resource:
     return {"podSelector": {"matchLabels": OF_RELEASE | {"app.kubernetes.io/component": component}}}
@@ -41,7 +44,7 @@ def test_where_routers_may_go() -> None:
     assert egress[(30001,)] == [peer("router")]
     assert egress[(443, 6443)] == [{"ipBlock": {"cidr": "198.51.100.1/32"}}]
     assert egress[(443, 8443)] == [{"ipBlock": {"cidr": "192.0.2.0/24"}}], "on the ports of the URLs"
-    (dns,) = egress[(53, 53)]
+    (dns,) = egress[DNS]
     assert dns["podSelector"]["matchLabels"] == {"k8s-app": "kube-dns"}
     assert "namespaceSelector" in egress[(8000,)][0], "discovered ones, in their namespace"
 
@@ -49,7 +52,7 @@ def test_where_routers_may_go() -> None:
 def test_nobody_reads_metrics_or_gossips_by_default() -> None:
     policy = the(render({"networkPolicy": {"enabled": True}, "workerUrls": ["http://gpu1:8000"]}), "NetworkPolicy")
     assert rules(policy, "ingress") == {("http",): None}, "requests from everybody, and nothing else"
-    assert rules(policy, "egress") == {(53, 53): None, (8000,): None}
+    assert rules(policy, "egress") == {DNS: None, (8000,): None}
     assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
 
 
@@ -62,6 +65,19 @@ def test_the_namespace_that_workers_are_found_in() -> None:
             "podSelector": {"matchLabels": {"app": "vllm"}},
         }
     ]
+
+
+def test_names_are_asked_by_both_protocols() -> None:
+    policy = the(render(None, LOCKED), "NetworkPolicy", "release-warmroute")
+    ports = {(port["port"], port["protocol"]) for port in policy["spec"]["egress"][0]["ports"]}
+    assert ports == {(port, protocol) for port in DNS for protocol in ("UDP", "TCP")}
+
+
+def test_the_api_server_may_listen_elsewhere() -> None:
+    policy = {"enabled": True, "apiServerPorts": [443, 16443]}
+    resources = render({"networkPolicy": policy, "discovery": {"enabled": True, "selector": {"app": "vllm"}}})
+    egress = rules(the(resources, "NetworkPolicy"), "egress")
+    assert egress.keys() == {DNS, (8000,), (443, 16443)}
 
 
 def test_ingress_and_route_lead_to_the_service() -> None:

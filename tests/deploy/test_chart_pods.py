@@ -45,6 +45,14 @@ def test_no_container_has_rights(file: Path) -> None:
         assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys(), name
 
 
+def test_a_router_may_write_where_its_processes_share_something() -> None:
+    pod = router_of(render({"router": {"extraArgs": ["--processes", "2"]}}))
+    (mount,) = [each for each in container(pod)["volumeMounts"] if each["mountPath"] == "/tmp"]
+    assert mount["readOnly"] is False
+    (volume,) = [each for each in pod["spec"]["volumes"] if each["name"] == mount["name"]]
+    assert volume["emptyDir"].keys() == {"medium", "sizeLimit"}
+
+
 @pytest.mark.parametrize("file", GRID)
 def test_only_discovery_has_a_token_and_a_role(file: Path) -> None:
     resources = render(None, file)

@@ -89,6 +89,17 @@ def test_discovery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_what_looks_wrong_and_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = {"app": "", "example.com/Tier_1": "a.B-c", "9": "1"}
+    discovery = {"enabled": True, "selector": labels, "namespace": "1-a", "port": 1, "modelLabel": "models"}
+    urls = ["gpu:65535", "gpu:65534", "http://gpu_1.x/a", "http://gpu_1.x/A", "https://gpu_1.x/a", "[::1]:1", "[::1]"]
+    values = {"discovery": discovery, "workerUrls": urls, "workerDns": urls, "workers": {"p": {"model": "m"}}}
+    config = parsed(render(values), tmp_path, monkeypatch)
+    assert config.kubernetes is not None
+    assert config.kubernetes.selector == "9=1,app=,example.com/Tier_1=a.B-c"
+    assert config.worker_dns[:-1] == tuple(map(normalize_worker_url, urls))
+
+
 def test_the_workers_of_the_chart_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the API, by labels that each of them has; without it, by the names of their Services."""
     resources = render(None, file_of("vllm"))
@@ -208,7 +219,8 @@ async def test_the_test_of_a_release_names_the_models(tmp_path: Path) -> None:
     async with mock_worker(MockConfig(model="llama")) as worker:
         values = {"workerUrls": [str(worker.base_url)], "apiKeys": {"existingSecret": "keys"}}
         async with routing(tmp_path, values) as (served, _):
-            assert await helm_test(served.url, "workers", keys=f"{KEY}\nother") == (0, "a router serves llama\n")
+            for keys in (f"{KEY}\nother", f"# team chat\n\n  # only they\n {KEY} \r\nother"):
+                assert await helm_test(served.url, "workers", keys=keys) == (0, "a router serves llama\n")
             code, said = await helm_test(served.url, "workers")
             assert code == 1
             assert "/v1/models: 401" in said

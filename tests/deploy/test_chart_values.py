@@ -27,7 +27,19 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "url-with-a-password": ({"workerUrls": ["http://me:secret@gpu1"]}, "/workerUrls/0"),
     "url-twice": ({"workerUrls": ["http://a", "http://a"]}, "/workerUrls"),
     "urls-as-text": ({"workerUrls": "http://a http://b"}, "/workerUrls"),
+    "url-with-port-0": ({"workerUrls": ["http://a:0"]}, "/workerUrls/0"),
+    "url-with-too-high-a-port": ({"workerUrls": ["http://a", "http://gpu:65536"]}, "/workerUrls/1"),
+    "name-with-too-high-a-port": ({"workerDns": ["http://gpu:99999"]}, "/workerDns/0"),
+    "url-of-no-host": ({"workerUrls": ["http://gpü:8000"]}, "/workerUrls/0"),
     "port": ({"discovery": {"port": 70000}}, "/discovery/port"),
+    "namespace": ({"discovery": {"namespace": "My_NS"}}, "/discovery/namespace"),
+    "namespace-of-dashboards": (
+        {"monitoring": {"dashboards": {"namespace": "a.b"}}},
+        "/monitoring/dashboards/namespace",
+    ),
+    "model-label": ({"discovery": {"modelLabel": "a b"}}, "/discovery/modelLabel"),
+    "selector-key": ({"discovery": {"selector": {"Example.com/app": "a"}}}, "Example.com/app"),
+    "selector-value": ({"discovery": {"selector": {"app": "a b"}}}, "/discovery/selector/app"),
     "selector-as-text": ({"discovery": {"selector": "app=vllm"}}, "/discovery/selector"),
     "selector-of-numbers": ({"discovery": {"selector": {"tier": 1}}}, "/discovery/selector/tier"),
     "digest": ({"image": {"digest": "v1"}}, "/image/digest"),
@@ -43,6 +55,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "ingress-without-hosts": ({"ingress": {"enabled": True}}, "/ingress/hosts"),
     "route-without-gateway": ({"httpRoute": {"enabled": True}}, "/httpRoute/parentRefs"),
     "service-type": ({"service": {"type": "ExternalName"}}, "/service/type"),
+    "no-api-server-port": ({"networkPolicy": {"apiServerPorts": []}}, "/networkPolicy/apiServerPorts"),
     "peers": ({"networkPolicy": {"clients": [{"namespace": "chat"}]}}, "/networkPolicy/clients/0"),
     "budget": ({"podDisruptionBudget": {"maxUnavailable": "0%"}}, "/podDisruptionBudget/maxUnavailable"),
     "their-selector": (
@@ -52,6 +65,25 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     # What no schema can say.
     "pool-without-a-model": ({"workers": {"p": {"replicas": 2}}}, "workers.p.model"),
     "discovery-of-nothing": ({"discovery": {"enabled": True}}, "discovery.selector"),
+    "no-port-of-own-workers": (
+        {"discovery": {"enabled": True, "port": 30000}, "workers": {"p": {"model": "m"}}},
+        "discovery.port",
+    ),
+    "no-namespace-of-own-workers": (
+        {"discovery": {"enabled": True, "namespace": "inference"}, "workers": {"p": {"model": "m"}}},
+        "discovery.namespace",
+    ),
+    "url-twice-with-and-without-http": ({"workerUrls": ["http://gpu:8000", "gpu:8000"]}, "workerUrls"),
+    "url-twice-in-other-letters": ({"workerUrls": ["https://GPU/v1/", "https://gpu:443/v1"]}, "workerUrls"),
+    "name-twice": ({"workerDns": ["http://gpu", "gpu:80"]}, "workerDns"),
+    "name-of-own-workers": (
+        {"workerDns": ["release-warmroute-p.llm.svc:8000"], "workers": {"p": {"model": "m"}}},
+        "workerDns",
+    ),
+    "processes-of-several-routers": (
+        {"router": {"replicas": 2, "extraArgs": ["--processes=2"]}},
+        "router.extraArgs",
+    ),
     "less-than-least": ({"autoscaling": {"enabled": True, "maxReplicas": 1}}, "autoscaling.maxReplicas"),
 }
 

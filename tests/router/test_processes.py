@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.peer import STREAM_HEAD, Peer, PeerConnection, answering, chunk, response
 from support.proc import alive, children, clients
 from support.router import until
-from support.served import PATIENCE, Served, accepts, command, serving
+from support.served import MODULE, PATIENCE, Served, accepts, command, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -282,3 +282,14 @@ def test_what_no_process_can_start_with_is_said_once(tmp_path: Path) -> None:
     assert (code, out, err.count("\n")) == (1, "", 1), err
     assert err.startswith("warmroute serve: ")
     assert str(file) in err
+
+
+def test_a_machine_on_which_nothing_can_be_written() -> None:
+    """As in a container with a read-only root and no /tmp."""
+    code, out, err = command(
+        *("--worker-urls", "http://127.0.0.1:9", "--processes", "2", "--port", "0", "--prometheus-port", "0"),
+        form=["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *MODULE],
+    )
+    assert (code, out, err.count("\n")) == (1, "", 1), err
+    assert err.startswith("warmroute serve: ")
+    assert "No usable temporary directory" in err

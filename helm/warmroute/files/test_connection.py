@@ -15,9 +15,11 @@ def get(url: str) -> tuple[int, bytes]:
     """Whom the certificate is for is not asked: inside of the cluster the router has another name."""
     context = ssl._create_unverified_context()
     request = urllib.request.Request(url)
-    keys = os.environ.get("API_KEYS", "").split()
-    if keys:
-        request.add_header("Authorization", f"Bearer {keys[0]}")
+    # As the router reads its file: one key a line, and comments.
+    lines = [line.strip() for line in os.environb.get(b"API_KEYS", b"").splitlines()]
+    key = next((line for line in lines if line and not line.startswith(b"#")), None)
+    if key:
+        request.add_header("Authorization", f"Bearer {key.decode()}")
     try:
         with urllib.request.urlopen(request, timeout=10, context=context) as answer:
             return answer.status, answer.read()

@@ -22,6 +22,13 @@
 {{- printf "%s-%s" (include "warmroute.fullname" (index . 0) | trunc $room | trimSuffix "-") $suffix }}
 {{- end }}
 
+{{- /* (list $ "suffix" "namespace"): the same for an object that may be in another namespace, where a release of the same name
+       in a third one may have one too. Nothing is cut: such names may have 253 characters. */ -}}
+{{- define "warmroute.namedIn" -}}
+{{- $own := (index . 0).Release.Namespace }}
+{{- if ne (index . 2) $own }}{{ $own }}.{{ end }}{{ include "warmroute.named" . }}
+{{- end }}
+
 {{- /* (list $ "component"): what never changes from one version to the next. */ -}}
 {{- define "warmroute.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "warmroute.name" (index . 0) }}

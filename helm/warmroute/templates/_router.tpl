@@ -19,9 +19,39 @@
 {{- if .Values.discovery.selector }}
 {{- toYaml .Values.discovery.selector }}
 {{- else if .Values.workers }}
+{{- if ne (int .Values.discovery.port) 8000 }}
+{{- fail "discovery.port is not 8000, where the workers of this chart listen: for others say discovery.selector" }}
+{{- end }}
+{{- if ne (include "warmroute.discoveryNamespace" .) .Release.Namespace }}
+{{- fail "discovery.namespace is not the release's own, where the workers of this chart are: for others say discovery.selector" }}
+{{- end }}
 {{- include "warmroute.selectorLabels" (list . "worker") }}
 {{- else }}
 {{- fail "discovery.selector is empty, and the chart starts no workers: say by which labels pods are workers" }}
+{{- end }}
+{{- end }}
+
+{{- /* A URL as all that mean the same worker are to the router. */ -}}
+{{- define "warmroute.workerUrl" -}}
+{{- $url := ternary . (printf "http://%s" .) (contains "://" .) }}
+{{- $server := regexFind "^https?://[^/]+" $url }}
+{{- $path := trimPrefix $server $url }}
+{{- if not (regexMatch ":[0-9]+$" $server) }}
+{{- $server = printf "%s:%s" $server (ternary "443" "80" (hasPrefix "https:" $server)) }}
+{{- end }}
+{{- lower $server }}{{ regexReplaceAll "/+$" $path "" }}
+{{- end }}
+
+{{- /* (list "key" URLs): fails where the router would refuse them. */ -}}
+{{- define "warmroute.checkNoneTwice" -}}
+{{- $key := index . 0 }}
+{{- $seen := dict }}
+{{- range index . 1 }}
+{{- $url := include "warmroute.workerUrl" . }}
+{{- if hasKey $seen $url }}
+{{- fail (printf "%s: %s and %s are the same worker" $key (get $seen $url) .) }}
+{{- end }}
+{{- $_ := set $seen $url . }}
 {{- end }}
 {{- end }}
 
@@ -34,11 +64,18 @@
 {{- $urls = append $urls (printf "http://%s.%s.svc:8000" (include "warmroute.named" (list $ $name)) $.Release.Namespace) }}
 {{- end }}
 {{- end }}
+{{- include "warmroute.checkNoneTwice" (list "workerDns" $urls) }}
 {{- toYaml $urls }}
 {{- end }}
 
 {{- define "warmroute.routerArgs" -}}
 {{- $several := include "warmroute.several" . }}
+{{- include "warmroute.checkNoneTwice" (list "workerUrls" .Values.workerUrls) }}
+{{- range .Values.router.extraArgs }}
+{{- if and $several (hasPrefix "--processes" .) }}
+{{- fail "router.extraArgs: --processes is for one router, and there are or may be several: take more of them instead" }}
+{{- end }}
+{{- end }}
 - serve
 - --host
 - {{ .Values.router.listenHost | quote }}
@@ -131,6 +168,14 @@
   readOnly: false
   volume:
     emptyDir: {}
+# For what the processes of --processes share.
+- name: tmp
+  path: /tmp
+  readOnly: false
+  volume:
+    emptyDir:
+      medium: Memory
+      sizeLimit: 16Mi
 {{- if .Values.workerUrls }}
 - name: workers
   path: /etc/warmroute/workers

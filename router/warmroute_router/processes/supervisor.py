@@ -52,11 +52,11 @@ def supervise(config: RouterConfig, listeners: Sequence[Listeners]) -> int:
     registry = CollectorRegistry()
     registry.register(reports)
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmroute-")))
-        assigned = assignments(config, listeners, folder)
-        counts = SharedCounts.create(assigned[0].counts_path, config.processes)
-        stack.callback(counts.close)
         with starting():
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmroute-")))
+            assigned = assignments(config, listeners, folder)
+            counts = SharedCounts.create(assigned[0].counts_path, config.processes)
+            stack.callback(counts.close)
             metrics_url = stack.enter_context(
                 metrics_served(config.prometheus_host, config.prometheus_port, registry)
             )
