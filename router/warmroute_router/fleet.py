@@ -74,6 +74,8 @@ class Worker:
         self.recent_new_tokens = 0.0
         """Uncached prompt tokens sent of late, in a unit that is the same for all workers."""
         self.retention = Retention()
+        self.silence_is_zero = False
+        """Whether its process has said of a prompt what was cached: then nothing said is nothing cached."""
         self.answers = False
         """Whether its last probes were good, ready or not."""
         self.started: float | None = None
@@ -93,11 +95,15 @@ class Worker:
 
     @property
     def own_counts(self) -> tuple[int, int]:
-        """Requests in flight and waiting tokens of this router alone."""
-        peers = tuple(self.peer_loads.values())  # at once, since metrics ask from a thread of their own
+        """Requests in flight and waiting tokens of this router alone.
+
+        Metrics ask from a thread of their own, perhaps in the middle of `set_peer_load`: hence all at once, and never
+        below 0.
+        """
+        peers = tuple(self.peer_loads.values())
         return (
-            self.in_flight - sum(load.in_flight for load in peers),
-            self.waiting_tokens - sum(load.waiting_tokens for load in peers),
+            max(self.in_flight - sum(load.in_flight for load in peers), 0),
+            max(self.waiting_tokens - sum(load.waiting_tokens for load in peers), 0),
         )
 
     @property
@@ -106,12 +112,14 @@ class Worker:
         return Load(*self.own_counts, *((oldest.tokens, oldest.sent_at) if oldest is not None else (0, 0.0)))
 
     def set_peer_load(self, peer: str, load: Load, now: float) -> None:
-        before = self.peer_loads.pop(peer, NO_LOAD)
-        self.in_flight += load.in_flight - before.in_flight
+        before = self.peer_loads.get(peer, NO_LOAD)
         oldest = Prefill(load.oldest_tokens, load.oldest_sent_at) if load.oldest_tokens else None
+        self.in_flight += load.in_flight - before.in_flight
         self.backlog.of_peer(peer, load.waiting_tokens - before.waiting_tokens, oldest, now)
         if load != NO_LOAD:
             self.peer_loads[peer] = load
+        else:
+            self.peer_loads.pop(peer, None)
 
     @property
     def cache_fill(self) -> float:

@@ -22,10 +22,12 @@ DOUBT_PAUSE = 0.1
 """Seconds between two probes, at least, however many connections break."""
 MODELS_EVERY = 60.0
 """Seconds after which a ready worker is asked for its models again: adapters come and go."""
+MOST_MUTE = 3
+"""Times in a row that a worker may leave open which models it has; then it is taken for one that lists none."""
 FIRST_ROUND = 1.0
 """Seconds that the start waits for the first probes, so that the first request finds its worker."""
 
-_PROBED = (State.STARTING, State.READY, State.UNHEALTHY)
+_JUDGED = (State.STARTING, State.READY, State.UNHEALTHY)
 
 
 class HealthProbes:
@@ -86,20 +88,28 @@ class _Watch:
         self._stats_interval = stats_interval
         self._failures = 0
         self._successes = 0
+        self._silent = 0
+        """Probes in a row that a worker which takes connections has failed, without a byte for any request either."""
+        self._mute = 0
+        """Times in a row that it has not said which models it has, nor that it does not say."""
+        self._trouble = ""
+        """Why the last probe failed; empty where it did not."""
         self._ask_after = self._ask_models_after = 0.0
 
     async def run(self, probed: asyncio.Event) -> None:
         worker = self._worker
-        while worker.state in _PROBED:
+        while worker.state is not State.GONE:
             alive = await self._probe()
             worker.retention.expire(time.monotonic())
             self._routing.fleet.compare_speeds()
             if alive:
                 await self._ask(anew=bool(self._failures) or worker.state is not State.READY)
+            else:
+                worker.engine = NOTHING
             self._judge(alive)
             probed.set()
             interval = self._config.interval
-            if self._failures or worker.state is not State.READY:
+            if self._failures or self._mute or worker.state is not State.READY:
                 interval = min(RETRY_INTERVAL, interval)
             # Jitter, so that many routers do not probe one worker in step.
             await self._pause(interval * random.uniform(0.8, 1.2))
@@ -117,17 +127,21 @@ class _Watch:
         worker, config = self._worker, self._config
         self._failures = 0 if alive else self._failures + 1
         self._successes = self._successes + 1 if alive else 0
-        worker.answers = self._successes >= config.success_threshold
-        if worker.state not in _PROBED or not worker.spec.ready:
+        worker.answers = self._successes >= config.success_threshold and not self._would_get_the_wrong_ones()
+        if self._silent >= config.failure_threshold:
+            worker.pool.give_up_waiting(f"{self._silent} probes failed: {self._trouble}")
+        if worker.state not in _JUDGED or not worker.spec.ready:
             return
         if worker.state is not State.READY and worker.answers:
             logger.info("worker %s is ready (was %s)", worker.url, worker.state)
             worker.state = State.READY
         elif worker.state is State.READY and self._failures >= config.failure_threshold:
-            logger.warning("worker %s is unhealthy: %d probes failed", worker.url, self._failures)
+            logger.warning("worker %s is unhealthy: %d probes failed: %s", worker.url, self._failures, self._trouble)
             worker.state = State.UNHEALTHY
-            worker.engine = NOTHING
-            worker.pool.give_up_waiting(f"it is unhealthy: {self._failures} probes failed")
+
+    def _would_get_the_wrong_ones(self) -> bool:
+        """Requests for models of other workers, since its own are not known."""
+        return 0 < self._mute < MOST_MUTE and bool(self._routing.fleet.catalogue.models)
 
     async def _ask(self, *, anew: bool) -> None:
         """What is due; `anew`: all of it, since another engine may be there."""
@@ -141,7 +155,12 @@ class _Watch:
 
     async def _ask_models(self) -> None:
         worker = self._worker
-        listed = worker.spec.models or await ask_models(self._client, worker.spec)
+        try:
+            listed = worker.spec.models or await ask_models(self._client, worker.spec)
+        except Unanswered:
+            self._mute += 1
+            return
+        self._mute = 0
         if listed is not None and worker.state is not State.GONE:
             self._routing.fleet.set_models(worker, listed)
         self._ask_models_after = time.monotonic() + MODELS_EVERY
@@ -154,7 +173,7 @@ class _Watch:
             # Only later is a restart: behind one URL may be several processes, and any of them answers.
             if worker.started is not None and report.started > worker.started:
                 logger.info("worker %s has restarted: its cache is empty", worker.url)
-                self._routing.forget(worker)
+                self._routing.process_ended(worker)
                 self._ask_models_after = 0.0
             worker.started = max(report.started, worker.started or report.started)
         if report.capacity is not None:
@@ -167,10 +186,22 @@ class _Watch:
         """
         worker = self._worker
         before = worker.pool.reads
+        moves = refused = False
         try:
             answer = await self._client.get(worker.spec, self._config.endpoint, timeout=self._config.timeout)
+            alive, trouble = answer.status < 500, f"{self._config.endpoint} answers {answer.status}"
         except Unanswered as error:
-            if error.refused and self._routing.tree.held[worker.index]:
-                self._routing.forget(worker)  # there is no process, and so no cache
-            return not error.refused and worker.state is State.READY and worker.pool.reads > before
-        return answer.status < 500
+            refused, moves = error.refused, not error.refused and worker.pool.reads > before
+            if refused and self._routing.tree.held[worker.index]:
+                self._routing.process_ended(worker)  # there is no process, and so no cache
+            alive, trouble = moves and worker.state is State.READY, str(error)
+        # Where nobody listens, what is still connected is breaking off by itself, or being answered to the end.
+        self._silent = 0 if alive or moves or refused else self._silent + 1
+        self._say("" if alive else trouble)
+        return alive
+
+    def _say(self, trouble: str) -> None:
+        """Why a worker is not up, once."""
+        if trouble not in ("", self._trouble) and self._worker.state in (State.STARTING, State.UNHEALTHY):
+            logger.info("worker %s is not up: %s", self._worker.url, trouble)
+        self._trouble = trouble

@@ -101,8 +101,11 @@ class Placement:
         if not self.prompt.tokens:
             return
         worker = self.worker
-        if usage is not None and usage.cached_tokens is None and worker.retention.reported:
-            usage = usage._replace(cached_tokens=0)  # vLLM and SGLang say nothing where it is zero
+        if usage is not None and usage.leaves_out_zero:
+            if usage.cached_tokens is not None:
+                worker.silence_is_zero = True
+            elif worker.silence_is_zero:
+                usage = usage._replace(cached_tokens=0)
         account = worker.accounts.of(self.prompt.model)
         if usage is None or usage.cached_tokens is None:
             account.unreported_requests += 1

@@ -93,8 +93,8 @@ class Routing:
         worker, reason = self._policy.choose(prompt, view)
         self.decisions[reason if prompt.tokens else "no_prompt"] += 1
         predicted = best = cached.get(worker.index, 0)
-        if len(cached) > 1 or not predicted:
-            best = max([cached.get(each.index, 0) for each in workers])
+        if cached and (len(cached) > 1 or not predicted):  # also of those that are full or decline
+            best = max([cached.get(each.index, 0) for each in self._ready(prompt.model)])
         readings = path.readings(worker.index)
         placement = Placement(worker, prompt, self.now, sent_at=now, best=best, predicted=predicted, path=readings)
         reading = self._note(worker, path, readings, predicted, now)
@@ -195,13 +195,18 @@ class Routing:
         if worker.state in (State.STARTING, State.READY):
             worker.state = State.UNHEALTHY
         if gone:
-            self.forget(worker)
+            self.process_ended(worker)
+
+    def process_ended(self, worker: Worker) -> None:
+        """Whatever answers there from now on is another one."""
+        self.forget(worker)
+        worker.guard.reset()
+        worker.silence_is_zero = False
 
     def forget(self, worker: Worker) -> None:
         """Its cache is empty."""
         self.tree.forget(worker.index)
         worker.retention.emptied()
-        worker.guard.reset()
 
     def remove(self, worker: Worker) -> None:
         """It is gone for good."""

@@ -17,6 +17,8 @@ class Usage(NamedTuple):
     prompt_tokens: int
     cached_tokens: int | None
     """None where the engine does not say."""
+    leaves_out_zero: bool = True
+    """Whether an engine that says it in this form may say nothing where it is zero, as vLLM and SGLang do."""
 
 
 class UsageReader:
@@ -79,11 +81,14 @@ def _usage_of(reply: Any) -> Usage | None:
 
 def _read_either(holder: dict[str, Any]) -> Usage | None:
     usage = _read(holder.get("usage"))
-    return _read(holder.get("meta_info")) if usage is None else usage
+    if usage is not None:
+        return usage
+    usage = _read(holder.get("meta_info"))
+    return None if usage is None else usage._replace(leaves_out_zero=False)
 
 
 def _read(usage: Any) -> Usage | None:
-    """OpenAI's chat and Responses forms, Anthropic's, and SGLang's own `meta_info`."""
+    """OpenAI's chat and Responses forms, Anthropic's, and SGLang's own `meta_info`. None where it cannot be true."""
     if not isinstance(usage, dict):
         return None
     if "cache_read_input_tokens" in usage:  # Anthropic: three disjoint parts of the prompt
@@ -95,9 +100,12 @@ def _read(usage: Any) -> Usage | None:
     if prompt is None:
         return None
     details = usage.get("prompt_tokens_details", usage.get("input_tokens_details"))
-    cached = details.get("cached_tokens") if isinstance(details, dict) else usage.get("cached_tokens")
-    cached = _count(cached)
-    return Usage(prompt, cached if cached is None or cached <= prompt else None)
+    said = details.get("cached_tokens") if isinstance(details, dict) else usage.get("cached_tokens")
+    if said is None:
+        return Usage(prompt, None)
+    cached = _count(said)
+    # More than the prompt: some versions of SGLang count it again for each of `n` answers.
+    return None if cached is None or cached > prompt else Usage(prompt, cached)
 
 
 def _count(value: Any) -> int | None:

@@ -119,18 +119,62 @@ BROKEN: dict[str, Handler] = {
 async def test_a_broken_worker_does_not_hide_the_models_of_the_others(
     broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(health, "RETRY_INTERVAL", 0.01)
     if broken == "hangs":
-        monkeypatch.setattr("warmroute_router.app.MODELS_TIMEOUT", 0.05)
-        monkeypatch.setattr("warmroute_router.upstream.models._TIMEOUT", 0.05)
+        monkeypatch.setattr("warmroute_router.app.MODELS_TIMEOUT", 1.0)
+        monkeypatch.setattr("warmroute_router.upstream.models._TIMEOUT", 0.2)
     async with (
         Peer(BROKEN[broken], asks_handler=True).listening() as one,
         Peer(answering(models("m")), asks_handler=True).listening() as two,
         running_router(one.url, two.url, NOBODY) as router,
     ):
+        await until(lambda: len(router.app.fleet.ready()) == 2)
+        before = len(one.seen)
         reply = await get(router, "/v1/models")
         assert reply.status_code == 200
         assert reply.json() == {"object": "list", "data": [{"id": "m", "object": "model"}]}
-        assert len(one.seen) == 2, "of these one by the router for itself"
+        assert len(one.seen) > before, "it was asked as well"
+
+
+async def test_who_has_not_said_its_models_gets_no_requests_for_those_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health, "RETRY_INTERVAL", 0.01)
+    monkeypatch.setattr("warmroute_router.upstream.models._TIMEOUT", 0.1)
+    silent = True
+
+    async def late(connection: PeerConnection) -> None:
+        if silent:
+            await connection.closed_by_router()
+        else:
+            await connection.send(models("b"))
+
+    async with (
+        Peer(answering(models("a")), asks_handler=True).listening() as one,
+        Peer(late, asks_handler=True).listening() as two,
+        running_router(one.url, two.url) as router,
+    ):
+        fleet = router.app.fleet
+        await until(lambda: fleet.by_url(one.url) in fleet.catalogue.serving("a"))
+        monkeypatch.setattr(health, "MOST_MUTE", 1_000_000)
+        asked = len(two.seen)
+        await until(lambda: len(two.seen) > asked + 2)
+        assert [worker.state for worker in fleet.workers] == [State.READY, State.STARTING]
+        silent = False
+        await until(lambda: fleet.workers[1].state is State.READY)
+        assert [worker.models for worker in fleet.workers] == [("a",), ("b",)]
+
+
+async def test_who_never_says_its_models_is_asked_by_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "RETRY_INTERVAL", 0.01)
+    async with (
+        Peer(answering(models("a")), asks_handler=True).listening() as one,
+        Peer(BROKEN["500"], asks_handler=True).listening() as two,
+        running_router(one.url, two.url) as router,
+    ):
+        await until(lambda: len(router.app.fleet.ready()) == 2)
+        assert len(two.seen) >= health.MOST_MUTE
+        assert router.app.fleet.workers[1].models is None
 
 
 async def test_a_model_without_a_name_is_left_out() -> None:
@@ -402,17 +446,25 @@ async def test_a_worker_that_comes_up_later_becomes_ready(monkeypatch: pytest.Mo
 
 
 async def test_a_worker_that_is_loading_is_not_ready_until_its_health_says_so(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(health, "RETRY_INTERVAL", 0.01)
+    caplog.set_level(logging.INFO)
     engine = Engine(503)
     await engine.start()
     async with watched(engine) as router:
         worker = router.app.fleet.workers[0]
         await until(lambda: engine.probes > 2 * CONFIG.health.failure_threshold)
         assert worker.state is State.STARTING
+        engine.stop()
+        await until(lambda: "attempts failed" in caplog.text)
+        await engine.start()
         engine.status = lambda: 200
         await until(lambda: worker.state is State.READY)
+    why = [line.partition(": ")[2] for line in caplog.messages if "is not up" in line]
+    assert why[0] == "/health answers 503"
+    assert "connection attempts failed" in why[-1]
+    assert len(why) == len(set(why)), "each once"
 
 
 async def test_whatever_answers_without_a_server_error_is_up() -> None:
@@ -467,7 +519,7 @@ async def test_a_worker_that_goes_away_becomes_unhealthy_and_ready_again_when_it
 
 
 async def test_a_worker_that_hangs_does_not_hold_up_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "FIRST_ROUND", 0.05)
+    monkeypatch.setattr(health, "FIRST_ROUND", 1.0)
 
     hanging, fine = Engine(None), Engine()
     await hanging.start()

@@ -1,4 +1,5 @@
 import asyncio
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -6,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 from support.fleet import account_of
-from support.peer import Handler, Peer, answering, response
+from support.peer import Handler, Peer, PeerConnection, answering, response
 from support.router import CONFIG, running_router, until
 from support.worker import running_worker
 from warmroute_router import health
@@ -209,6 +210,48 @@ def test_what_an_engine_does_not_say_is_not_known() -> None:
     assert read_report(told) == FIGURES._replace(cached_tokens=None)
     assert read_report("trtllm_num_requests_running 3\n") == EngineReport(running=3)
     assert read_report("vllm:num_requests_running nan\nvllm:num_requests_running_other 7\n") == NOTHING
+
+
+def test_what_cannot_be_is_not_known() -> None:
+    """Two such numbers have no sum and no mean."""
+    for number in ("1.7e308", "1e18", "-3", "+Inf", "nan"):
+        garbage = V1.replace(" 3.0", f" {number}").replace(" 0.25", f" {number}")
+        told = read_report(garbage + garbage.replace('engine="0"', 'engine="1"'))
+        assert (told.running, told.kv_usage) == (None, None), number
+        assert told.queued == 2 * 2, "the others still are"
+    assert read_report(V1.replace(" 0.25", " 37")) == FIGURES._replace(kv_usage=None)
+
+
+@pytest.mark.parametrize("how", ["its probe fails", "a request finds nobody there", "it drains"])
+async def test_the_figures_of_an_engine_that_is_gone_are_not_shown(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "RETRY_INTERVAL", 0.02)
+    answering_still = asyncio.Event()
+
+    async def answer(connection: PeerConnection) -> None:
+        await answering_still.wait()
+        await connection.send(response(b"{}"))
+
+    peer = Peer(answer)
+    peer.metrics = V1.encode()
+    config = replace(OFTEN, engine_stats_interval=0.02)
+    async with AsyncExitStack() as stack:
+        listening = await stack.enter_async_context(AsyncExitStack())
+        await listening.enter_async_context(peer.listening())
+        router = await stack.enter_async_context(running_router(peer.url, config=config))
+        worker = router.app.fleet.workers[0]
+        await until(lambda: worker.engine == FIGURES)
+        if how == "it drains":
+            client = await stack.enter_async_context(httpx.AsyncClient())
+            asked = asyncio.create_task(client.get(router.url + "/x"))
+            await until(lambda: bool(peer.seen))
+            router.app.fleet.drain(worker)
+        await listening.aclose()
+        if how == "a request finds nobody there":
+            router.app.routing.unreachable(worker, gone=True)
+        await until(lambda: worker.engine == NOTHING)
+        answering_still.set()
+        if how == "it drains":
+            assert (await asked).status_code == 200
 
 
 async def test_our_own_workers_figures_are_read(tmp_path: Path) -> None:

@@ -385,6 +385,68 @@ async def test_a_worker_that_hangs_with_its_health_loses_its_requests_to_another
         assert router.app.fleet.workers[0].state is State.UNHEALTHY
 
 
+@pytest.mark.parametrize("state", [State.UNHEALTHY, State.DRAINING])
+async def test_it_loses_them_also_where_something_else_has_put_it_out_first(state: State) -> None:
+    """As a connection that nobody took, or its source that says that it is not ready any more, or is about to go."""
+    stuck = False
+
+    async def sick(connection: PeerConnection) -> None:
+        nonlocal stuck
+        if connection.request_line.startswith(b"GET /probe") and not stuck:
+            await connection.send(response(b"{}"))
+            return
+        stuck = True
+        await connection.closed_by_router()
+
+    health = HealthConfig(endpoint="/probe", interval=0.1, timeout=0.2, failure_threshold=2)
+    async with fleet(sick, answering(GOOD), health=health) as (router, (bad, _)):
+        worker = router.app.fleet.workers[0]
+        reply = asyncio.create_task(post(router))
+        await until(lambda: any(b"POST" in each.request_line for each in bad.seen))
+        if state is State.DRAINING:
+            router.app.fleet.drain(worker)
+        else:
+            worker.spec = replace(worker.spec, ready=False)
+            worker.state = state
+        assert (await reply).status_code == 200
+        assert worker.state in (state, State.GONE)
+
+
+async def test_one_that_is_put_out_and_answers_on_keeps_them() -> None:
+    """Probes get nothing out of it, while one answer is on its way and another is waited for."""
+    putting_out, go_on = asyncio.Event(), asyncio.Event()
+
+    async def busy(connection: PeerConnection) -> None:
+        if connection.request_line.startswith(b"GET /probe"):
+            if putting_out.is_set():
+                await connection.closed_by_router()
+            await connection.send(response(b"{}"))
+        elif b"stream" in connection.body:
+            await connection.send(STREAM_HEAD)
+            while not go_on.is_set():
+                await connection.send(chunk(b"data: x\n\n"))
+                await asyncio.sleep(0.01)
+            await connection.send(b"0\r\n\r\n")
+        else:
+            await go_on.wait()
+            await connection.send(GOOD)
+
+    health = HealthConfig(endpoint="/probe", interval=0.1, timeout=0.4, failure_threshold=2)
+    async with fleet(busy, health=health) as (router, (peer,)):
+        worker = router.app.fleet.workers[0]
+        stream = asyncio.create_task(post(router, body=chat(stream=True)))
+        waiting = asyncio.create_task(post(router))
+        await until(lambda: worker.in_flight == 2)
+        worker.spec = replace(worker.spec, ready=False)
+        worker.state = State.UNHEALTHY
+        putting_out.set()
+        before = peer.connections
+        await until(lambda: peer.connections >= before + 4)  # more than `failure_threshold` probes have failed
+        go_on.set()
+        assert [(await stream).status_code, (await waiting).status_code] == [200, 200]
+        assert worker.retries == 0
+
+
 async def test_a_connection_that_breaks_has_its_worker_probed_at_once() -> None:
     async with fleet(dies, answering(GOOD), health=HealthConfig(interval=60.0)) as (router, peers):
         before = peers[0].connections

@@ -273,10 +273,10 @@ async def test_no_deadline_runs_while_an_answer_does() -> None:
         await release.wait()
         await connection.send(chunk(b"b") + chunk(b""))
 
-    async with hostile(slow, limits=HASTY) as router, router.connected() as (reader, writer):
+    async with hostile(slow, limits={"body_timeout": 0.5}) as router, router.connected() as (reader, writer):
         writer.write(GET + b"\r\n" + POST + b"Content-Length: 9\r\n\r\n123")
         await reader.readuntil(b"\r\n\r\n1\r\na\r\n")
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1.0)
         release.set()
         answer = await reader.readuntil(b"0\r\n\r\n")
         writer.write(b"456789")

@@ -269,7 +269,11 @@ def test_the_first_source_that_knows_a_workers_models_is_believed() -> None:
     assert house.worker(A).spec.models is None
     house.membership.apply("pods", [WorkerSpec(A, models=("m",))])
     house.membership.apply("others", [WorkerSpec(A, models=("n",))])
-    assert house.worker(A).spec.models == ("m",)
+    assert house.worker(A).spec.models == house.worker(A).models == ("m",)
+    for source in ("others", "pods"):
+        house.membership.apply(source, [WorkerSpec(A)])
+    assert house.worker(A).spec.models is None
+    assert house.worker(A).models == ("m",), "until it has been asked itself"
 
 
 def test_there_are_never_too_many_workers(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

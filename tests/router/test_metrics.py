@@ -24,7 +24,7 @@ from warmroute_router.blocks import hash_blocks
 from warmroute_router.config import AdmissionConfig, GossipConfig, HealthConfig, KubernetesConfig, RetryConfig
 from warmroute_router.discovery.kubernetes.discovery import KubernetesWorkers
 from warmroute_router.discovery.membership import Membership
-from warmroute_router.fleet import State
+from warmroute_router.fleet import Load, State
 from warmroute_router.histogram import MICROSECONDS
 from warmroute_router.metrics import build_registry
 from warmroute_router.policies import POLICIES
@@ -191,6 +191,73 @@ def test_what_an_engine_did_not_report_is_counted_as_that_alone() -> None:
     assert scrape("unreported_requests_total") == {("unknown", A): 2, ("unknown", B): 1}
     for name in ("prompt_tokens", "available_tokens", "captured_tokens", "delivered_tokens"):
         assert scrape(name + "_total") == {("unknown", A): 0, ("unknown", B): 0}
+
+
+def test_silence_means_zero_only_where_this_process_says_it_in_this_form() -> None:
+    """SGLang's own API always says what was cached, its OpenAI API only where it was told to."""
+    routing, registry = parts()
+    worker = routing.fleet.workers[0]
+    routing.fleet.workers[1].state = State.UNHEALTHY
+
+    def report(usage: Usage) -> tuple[float, float]:
+        """All prompt tokens, and replies that are unknown."""
+        placement = routing.place(hash_blocks(b"x" * 1024))
+        assert placement is not None
+        placement.release()
+        placement.report(usage)
+        scrape = Scrape(registry)
+        return sum(scrape("prompt_tokens_total").values()), sum(scrape("unreported_requests_total").values())
+
+    assert report(Usage(512, 16, leaves_out_zero=False)) == (512, 0)
+    assert report(Usage(512, None)) == (512, 1)
+    assert report(Usage(512, 480)) == (1024, 1)
+    assert report(Usage(512, None)) == (1536, 1)
+    routing.forget(worker)
+    assert report(Usage(512, None)) == (2048, 1), "a flush is no restart"
+    routing.process_ended(worker)
+    assert report(Usage(512, None)) == (2048, 2)
+
+
+@pytest.mark.parametrize("why", ["full", "declined"])
+def test_what_somebody_has_who_cannot_be_asked_just_now_is_available(why: str) -> None:
+    routing, registry = parts()
+    routing.max_per_worker = 1
+    prompt = hash_blocks(b"x" * 1024)
+    holder = routing.place(prompt)
+    assert holder is not None
+    if why == "declined":
+        holder.release()
+        holder.worker.guard.declined(routing.now(), None)
+    other = routing.place(prompt)
+    assert other is not None
+    assert other.worker is not holder.worker
+    assert (other.available, other.captured) == (prompt.tokens, 0)
+    assert counted(Scrape(registry), "decisions_total") == {("cold",): 1, ("load",): 1}
+    other.release()
+    holder.worker.state = State.UNHEALTHY
+    routing.tree.forget(other.worker.index)
+    alone = routing.place(prompt)
+    assert alone is not None
+    assert alone.available == 0, "who is down has nothing to give"
+
+
+def test_who_would_be_asked_again_is_not_kept_out() -> None:
+    now = [1000.0]
+    fleet = fleet_of(A)
+    fleet.workers[0].state = State.READY
+    routing = Routing(fleet, PrefixTree(1000), "round_robin", POLICIES["round_robin"](), now=lambda: now[0])
+    registry = build_registry(routing, Proxy(routing, Retries(RetryConfig()), None, 1000))
+    fleet.workers[0].guard.declined(now[0], 2.0)
+    assert Scrape(registry)("breaker_closed") == {(A,): 0}
+    now[0] += 2.0
+    assert Scrape(registry)("breaker_closed") == {(A,): 1}, "though nobody has asked it since"
+
+
+def test_in_the_middle_of_what_a_peer_tells_no_load_is_below_zero() -> None:
+    routing, registry = parts()
+    routing.fleet.workers[0].peer_loads["peer"] = Load(3, 500)
+    scrape = Scrape(registry)
+    assert scrape("in_flight_requests") == scrape("waiting_tokens") == {(A,): 0, (B,): 0}
 
 
 def test_decisions_are_counted_by_their_reason() -> None:

@@ -76,6 +76,15 @@ def test_n_copies_sum_to_n_times_what_is_counted_and_to_the_same_opinion(report:
     assert series(summed([report] * copies)) == expected
 
 
+def test_a_drain_that_all_processes_see_is_one() -> None:
+    total = Total()
+    for process, drains in enumerate((2, 3, 3)):
+        total.report(process, [counter("warmroute_drains", {"": drains})])
+    assert list(series(total.metrics()).values()) == [3]
+    total.end(1)
+    assert list(series(total.metrics()).values()) == [3]
+
+
 @given(st.lists(reports(), min_size=1, max_size=4))
 def test_each_series_is_the_sum_or_the_highest_of_those_who_have_it(several: list[Report]) -> None:
     expected: Series = {}

@@ -355,6 +355,17 @@ async def test_whoever_missed_a_batch_is_told_the_whole_load_again(monkeypatch: 
         await until(lambda: told(heard) == Load(0, 0))
 
 
+async def test_what_a_peer_has_missed_stays_counted_when_it_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as peer, running(dns=("localhost", peer.address[1])) as replica:
+        await until(lambda: replica.peers.connected == 1)
+        monkeypatch.setattr(link_module, "MAX_UNSENT", -1)
+        replica.place(1, 2)
+        await until(lambda: replica.peers.missed > 0)
+        missed = replica.peers.missed
+        replica.peers._dial(set())
+        assert (replica.peers.connected, replica.peers.missed) == (0, missed)
+
+
 def told(heard: list[bytes]) -> Load:
     """The sum over the workers of what was told last."""
     loads: dict[str, ToldLoad] = {}

@@ -98,7 +98,7 @@ STREAMS = {
             {"text": "hi", "meta_info": {"prompt_tokens": 30, "cached_tokens": 29}},
             end=b"data: [DONE]\n\n",
         ),
-        Usage(30, 29),
+        Usage(30, 29, leaves_out_zero=False),
     ),
     "crlf-and-no-space": (
         b'data:{"choices":[]}\r\n\r\ndata:{"usage":{"prompt_tokens":3,"cached_tokens":1}}\r\n\r\n: ping\r\n\r\n',
@@ -139,7 +139,7 @@ def cut(body: bytes, places: list[int]) -> list[bytes]:
         (COMPLETION, Usage(9, 0)),
         (RESPONSE, Usage(50, 48)),
         (ANTHROPIC, Usage(325, 300)),
-        (SGLANG, Usage(30, 29)),
+        (SGLANG, Usage(30, 29, leaves_out_zero=False)),
     ],
     ids=["chat", "completions", "responses", "anthropic", "sglang"],
 )
@@ -200,12 +200,20 @@ def test_where_the_engine_does_not_say_what_was_cached_it_is_unknown_and_not_zer
 
 @pytest.mark.parametrize("odd", [True, False, -1, 1.0, 0.5, "7", None, [7], {"n": 7}, 1e20], ids=repr)
 def test_a_count_of_an_odd_type_is_unknown(odd: object) -> None:
-    assert read_usage({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": odd}}) == Usage(10, None)
+    unsaid = Usage(10, None) if odd is None else None
+    assert read_usage({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": odd}}) == unsaid
     assert read_usage({"prompt_tokens": odd, "prompt_tokens_details": {"cached_tokens": 3}}) is None
     assert read_usage({"input_tokens": odd}) is None
     assert read_usage({"input_tokens": odd, "cache_read_input_tokens": 3}) is None
     assert read_usage({"input_tokens": 3, "cache_read_input_tokens": odd}) is None
-    assert read_json({"meta_info": {"prompt_tokens": 10, "cached_tokens": odd}}) == Usage(10, None)
+    own = read_json({"meta_info": {"prompt_tokens": 10, "cached_tokens": odd}})
+    assert own == (unsaid and unsaid._replace(leaves_out_zero=False))
+
+
+def test_more_cached_than_there_was_cannot_be() -> None:
+    """Some versions of SGLang count it again for each of `n` answers."""
+    assert read_usage({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 11}}) is None
+    assert read_json({"meta_info": {"prompt_tokens": 10, "cached_tokens": 40}}) is None
 
 
 def test_zero_is_a_count() -> None:

@@ -294,10 +294,12 @@ def hanging(after: bytes = b"") -> Fault:
     return hang
 
 
-def dropping() -> Fault:
-    """Without an answer."""
+def dropping(*, begun: bool = False) -> Fault:
+    """Without an answer, or with no more than its head."""
 
     async def drop(connection: Connection) -> None:
+        if begun:
+            await connection.begin()
         raise ConnectionError
 
     return drop

@@ -153,7 +153,7 @@ class Membership:
             return
         # Who it is stays known where the source that knew it names it no more.
         worker.spec = spec if spec.identity is not None else replace(spec, identity=before.identity)
-        if spec.models != before.models:
+        if spec.models not in (None, before.models):  # where nobody says it any more, the worker is soon asked
             fleet.set_models(worker, spec.models)
         if worker.state is State.READY and not spec.ready:
             logger.info("worker %s is not ready, says its source", worker.url)
@@ -165,7 +165,7 @@ class Membership:
                 logger.info("worker %s is ready", worker.url)
                 worker.state = State.READY
         if worker.state is State.DRAINING:
-            # Its cache is as warm as what the tree knows of it. The probes ended when it began to drain.
+            # Its cache is as warm as what the tree knows of it. It is probed anew, as if it had just come.
             logger.info("worker %s is back", worker.url)
             worker.state = State.STARTING
             if fleet.added is not None:

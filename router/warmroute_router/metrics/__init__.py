@@ -28,7 +28,7 @@ class RouterCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         workers = list(self._routing.fleet.workers)  # as it is now: this is another thread
         yield from of_router.collect(self._routing, self._proxy, workers)
-        yield from of_workers.collect(workers, self._routing.tree)
+        yield from of_workers.collect(workers, self._routing.tree, self._routing.now())
         if self._peers is not None:
             yield from of_router.collect_replicas(self._peers)
         if self._kubernetes is not None:

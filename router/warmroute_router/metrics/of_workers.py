@@ -20,9 +20,10 @@ _FROM_THE_START = {200: 0, 499: 0, 502: 0}
 """A series that began with its first count would have no rate then."""
 
 
-def collect(workers: Sequence[Worker], tree: PrefixTree) -> Iterable[Metric]:
+def collect(workers: Sequence[Worker], tree: PrefixTree, now: float) -> Iterable[Metric]:
+    """`now`: on the router's clock."""
     yield from _outcomes(workers)
-    yield from _states(workers)
+    yield from _states(workers, now)
     yield from _loads(workers)
     yield from _engines(workers)
     yield from _caches(workers, tree)
@@ -90,7 +91,7 @@ def _outcomes(workers: Sequence[Worker]) -> Iterable[Metric]:
     yield counter("retries", retries, _each(workers, lambda worker: worker.retries), _WORKER)
 
 
-def _states(workers: Sequence[Worker]) -> Iterable[Metric]:
+def _states(workers: Sequence[Worker], now: float) -> Iterable[Metric]:
     def state(state: State) -> Values:
         return _each(workers, lambda worker: worker.state is state)
 
@@ -105,7 +106,7 @@ def _states(workers: Sequence[Worker]) -> Iterable[Metric]:
     yield gauge(
         "breaker_closed",
         "0 where faults, or the worker's own word that it is full, keep requests from it.",
-        _each(workers, lambda worker: worker.guard.closed),
+        _each(workers, lambda worker: worker.guard.admits(now)),
         _WORKER,
     )
     opened = "Times that faults have opened a worker's circuit breaker."

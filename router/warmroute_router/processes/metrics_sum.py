@@ -22,8 +22,8 @@ SUMMED_GAUGES = frozenset(
     }
 )
 _GROWING = ("counter", "histogram", "summary")
-_ENGINES = "warmroute_engine_"
-"""What engines say of themselves is the same for all processes, counters too."""
+_SHARED = ("warmroute_engine_", "warmroute_drains")
+"""What engines say of themselves and which workers drain is the same for all processes, counters too."""
 
 Report = Sequence[Metric]
 """All families of one process."""
@@ -55,7 +55,7 @@ def _joined(metric: Metric, one: Sample, other: Sample) -> Sample:
 
 
 def _is_summed(metric: Metric, sample: Sample) -> bool:
-    if metric.name.startswith(_ENGINES):
+    if metric.name.startswith(_SHARED):
         return False
     if metric.type in _GROWING:
         return "quantile" not in sample.labels
@@ -70,7 +70,7 @@ def _with(family: Metric, samples: Iterable[Sample]) -> Metric:
 
 def _outlives(metric: Metric) -> bool:
     """Whether it counts on for a process that has ended."""
-    return metric.type in _GROWING and not metric.name.startswith(_ENGINES)
+    return metric.type in _GROWING and not metric.name.startswith(_SHARED)
 
 
 class Total:

@@ -38,17 +38,19 @@ class Peers:
         self._warm_up = WarmUp(routing)
         self._links: dict[Address, Link] = {}
         self._dialling: dict[Address, asyncio.Task[None]] = {}
+        self._missed_by_former = 0
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def connected(self) -> int:
         """Peers that are being told."""
-        return sum(link.channel is not None for link in self._links.values())
+        return sum(link.channel is not None for link in list(self._links.values()))
 
     @property
     def missed(self) -> int:
         """Batches that peers were too slow for."""
-        return sum(link.missed for link in self._links.values())
+        links = list(self._links.values())  # at once, since metrics ask from a thread of their own
+        return self._missed_by_former + sum(link.missed for link in links)
 
     async def start(self) -> None:
         work = [self._listener.run(self._socket), self._tell(), self._resolve()]
@@ -89,7 +91,7 @@ class Peers:
 
     def _dial(self, addresses: set[Address]) -> None:
         for address in self._links.keys() - addresses:
-            del self._links[address]
+            self._missed_by_former += self._links.pop(address).missed
             self._dialling.pop(address).cancel()
         for address in sorted(addresses - self._links.keys())[: MAX_PEERS - len(self._links)]:
             self._links[address] = link = Link(address, self._identity, self._warm_up)

@@ -6,7 +6,6 @@ Every engine has names of its own for the same things, and SGLang two spellings 
 import re
 from collections.abc import Mapping
 from itertools import islice
-from math import isfinite
 from statistics import fmean
 from typing import NamedTuple
 
@@ -68,6 +67,8 @@ _MOST_LINES = 1000
 """An engine has one of these for each of its ranks."""
 _MOST_DIGITS = 12
 """Of a number that can be a number of tokens."""
+_LARGEST = 1e18
+"""What an engine counts, and its time in seconds, is less."""
 
 Samples = Mapping[str, list[Sample]]
 
@@ -111,7 +112,7 @@ def read_report(exposition: str) -> EngineReport:
     samples: dict[str, list[Sample]] = {}
     for family in text_string_to_metric_families(lines + "\n"):
         for sample in family.samples:
-            if isfinite(sample.value):
+            if 0 <= sample.value < _LARGEST:
                 samples.setdefault(sample.name, []).append(sample)
     prompt, cached = next((pair for pair in _CACHED if all(name in samples for name in pair)), (None, None))
     return EngineReport(
@@ -119,7 +120,7 @@ def read_report(exposition: str) -> EngineReport:
         started=max((sample.value for sample in samples.get(_STARTED, ())), default=None),
         running=_sum(samples, *_RUNNING),
         queued=_sum(samples, *_QUEUED),
-        kv_usage=_mean(samples, *_KV_USAGE),
+        kv_usage=_share(samples, *_KV_USAGE),
         prompt_tokens=_sum(samples, prompt) if prompt else _sum(samples, *(first for first, _ in _CACHED)),
         cached_tokens=_sum(samples, cached) if cached else None,
         generation_tokens=_sum(samples, *_GENERATED),
@@ -145,8 +146,9 @@ def _sum(samples: Samples, *names: str) -> float | None:
     return sum(values) if values else None
 
 
-def _mean(samples: Samples, *names: str) -> float | None:
-    values = _values(samples, names)
+def _share(samples: Samples, *names: str) -> float | None:
+    """The mean of what can be a share."""
+    values = [value for value in _values(samples, names) if value <= 1]
     return fmean(values) if values else None
 
 

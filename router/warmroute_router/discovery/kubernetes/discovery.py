@@ -39,7 +39,7 @@ class KubernetesWorkers:
         self.discovered = 0
         """Workers among the pods."""
         self.failures = 0
-        """Lists and watches that failed, or broke off."""
+        """Lists and watches that failed. Now and then a watch breaks off, or is too old: that is none yet."""
         self._config = config
         self._membership = membership
         self._fleet = fleet
@@ -58,6 +58,8 @@ class KubernetesWorkers:
         self._began: float | None = None
         """When this round's watch did."""
         self._heard = False
+        self._broke_off = False
+        """Whether the last round did, without a watch worth its name."""
         self._tried = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._say()
@@ -95,8 +97,11 @@ class KubernetesWorkers:
                 await self._round(clock())
             except Failed as failure:
                 wait = failure.retry_after
-                self._note(failure)
+                if isinstance(failure, Lost):
+                    self._version = None
+                self._note(failure, lived=self._lived(clock()))
             else:
+                self._broke_off = False
                 self._works()
             self._tried.set()
             failed_at_once = 0 if self._lived(clock()) else min(failed_at_once + 1, 10)
@@ -110,19 +115,29 @@ class KubernetesWorkers:
 
     async def _round(self, now: float) -> None:
         """A list where one is due, and a watch to its end."""
-        if self._version is None or now >= self._list_at:
-            listed = await self._api.list()
-            self._pods = {pod.uid: pod for pod in map(self._read, listed.items)}
-            self._version = listed.version
-            self._list_at = now + LIST_EVERY * random.uniform(0.8, 1.2)
-            self._apply()
-            self._tried.set()
+        if self._version is None:
+            await self._list(now)
+        elif now >= self._list_at:
+            try:
+                await self._list(now)
+            except Failed as failure:  # the watch goes on without it
+                self._note(failure, lived=False)
+        assert self._version is not None, "a list has one"
         await self._api.watch(self._version, self._hear)
+
+    async def _list(self, now: float) -> None:
+        listed = await self._api.list()
+        self._pods = {pod.uid: pod for pod in map(self._read, listed.items)}
+        self._version = listed.version
+        self._list_at = now + LIST_EVERY * random.uniform(0.8, 1.2)
+        self._apply()
+        self._tried.set()
 
     def _hear(self, events: Iterable[Event]) -> None:
         if self._began is None:
             self._began = asyncio.get_running_loop().time()
-            if type(self._failure) is not Lost:  # that it answers does not yet say that it can be read
+            # That it answers does not yet say that it can be read, nor that it goes on.
+            if type(self._failure) not in (Lost, Broke):
                 self._works()
         try:
             for event in events:
@@ -150,19 +165,20 @@ class KubernetesWorkers:
             raise Lost(str(error)) from None
 
     def _apply(self) -> None:
-        workers = workers_of(self._pods.values())
+        workers = workers_of(self._pods.values(), {spec.identity for spec in self._workers or ()})
         if workers != self._workers:
             self._workers, self.discovered = workers, len(workers)
             self._membership.apply(SOURCE, workers)
         self._say()
 
-    def _note(self, failure: Failed) -> None:
-        self.failures += 1
-        if isinstance(failure, Lost):
-            self._version = None
+    def _note(self, failure: Failed, *, lived: bool) -> None:
+        """`lived`: whether there was a watch worth its name before."""
         if isinstance(failure, Expired | Broke):
-            logger.debug("pods of %s: %s", self._where, failure)  # happens in each cluster now and then
-            return
+            again, self._broke_off = self._broke_off, not lived
+            if lived or not again:
+                logger.debug("pods of %s: %s", self._where, failure)  # happens in each cluster now and then
+                return
+        self.failures += 1
         if str(failure) != str(self._failure):
             logger.warning("pods of %s: %s; workers known so far stay", self._where, failure)
         self._failure = failure

@@ -1,6 +1,6 @@
 """What the API says of a pod, and which worker that makes."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
@@ -41,10 +41,16 @@ def read_pod(item: Any, config: KubernetesConfig) -> Pod:
     return Pod(uid, spec, created)
 
 
-def workers_of(pods: Iterable[Pod]) -> list[WorkerSpec]:
-    """One for each URL. Where a pod that is lost still has the address of a new one, the new one has it."""
-    named = [(pod.spec.ready, pod.created, pod.uid, pod.spec) for pod in pods if pod.spec is not None]
-    return list({spec.url: spec for *_, spec in sorted(named, key=lambda pod: pod[:3])}.values())
+def workers_of(pods: Iterable[Pod], known: Collection[str | None] = ()) -> list[WorkerSpec]:
+    """One for each URL: of two pods with one address the one that is ready, or else the one that had it.
+
+    Such are a pod that is lost and a new one, or two that want one port of a host. `known`: uids of those that were
+    workers before. Where neither was, the newer one is.
+    """
+    named = [
+        (pod.spec.ready, pod.uid in known, pod.created, pod.uid, pod.spec) for pod in pods if pod.spec is not None
+    ]
+    return list({spec.url: spec for *_, spec in sorted(named, key=lambda pod: pod[:4])}.values())
 
 
 def _models(metadata: dict[str, Any], label: str | None) -> tuple[str, ...] | None:
