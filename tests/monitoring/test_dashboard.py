@@ -63,6 +63,15 @@ def test_a_panel_can_be_read(panel: Panel) -> None:
         assert all('job=~"$job"' in selector for selector in every), "a variable that does nothing"
 
 
+def test_what_may_be_below_zero_is_not_cut_off() -> None:
+    """The engine may have had more than was predicted."""
+    losses = next(panel for panel in PANELS if panel.title == "Three losses")
+    assert "Below 0" in losses.raw["description"]
+    assert "min" not in losses.raw["fieldConfig"]["defaults"]
+    hits = next(panel for panel in PANELS if panel.title == "Hit rate of each worker")
+    assert hits.raw["fieldConfig"]["defaults"]["min"] == 0
+
+
 def test_panels_fill_the_grid_and_do_not_overlap() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in PANELS:

@@ -57,7 +57,7 @@ def collect_discovery(kubernetes: KubernetesWorkers) -> Iterable[Metric]:
     source, labels = ("kubernetes",), ("source",)
     found = "Workers that the source names, ready or not."
     yield gauge("discovered_workers", found, [(source, kubernetes.discovered)], labels)
-    failures = "Times that the source could not be asked, or broke off."
+    failures = "Times that the source could not be asked."
     yield counter("discovery_failures", failures, [(source, kubernetes.failures)], labels)
 
 

@@ -37,7 +37,7 @@ def dashboard() -> dict[str, Any]:
             "list": [
                 {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"},
                 _variable("job", "Routers", "label_values(warmroute_info, job)", all_value=".+"),
-                # Requests for what a worker does not list are counted as unknown: all models are more than these.
+                # Not only those that are listed just now: a model's series stay in the range of time that is shown.
                 _variable("model", "Model", _labels_of("model", ROUTER), all_value=".+"),
                 _variable("worker", "Worker", _labels_of("worker", '{job=~"$job", model=~"$model"}')),
             ]

@@ -50,6 +50,7 @@ CACHE = Section(
             unit="percentunit",
             height=10,
             top=1,
+            below_zero=True,
         ),
         Panel(
             title="Hit rate",

@@ -27,6 +27,11 @@ def seen(which: str, name: str, by: str = "worker", chosen: str = WORKER) -> str
     return f"{which} by ({by}) (warmroute_{name}{chosen})"
 
 
+def fleets(which: str, name: str, by: str) -> str:
+    """What every router sees of its whole fleet, over all fleets: the routers of one job have the same."""
+    return f"sum by ({by}) ({which} by (job, {by}) (warmroute_{name}{ROUTER}))"
+
+
 def share(part: str, whole: str) -> str:
     """Nothing where there is nothing to have a share of: unknown is not 0."""
     return f"{part} / ({whole} > 0)"

@@ -1,6 +1,6 @@
 """Workers that fail, and what is done about it."""
 
-from .expressions import ROUTER, rate, seen, total
+from .expressions import ROUTER, fleets, rate, seen, total
 from .panels import Panel, Query, Section
 
 HEALTH = Section(
@@ -17,7 +17,7 @@ HEALTH = Section(
         Panel(
             title="Workers by state",
             description="As the router counts them that has most of them in that state.",
-            queries=[Query(seen("max", "workers", "state", ROUTER), "{{state}}")],
+            queries=[Query(fleets("max", "workers", "state"), "{{state}}")],
             stacked="normal",
         ),
         Panel(
@@ -65,7 +65,8 @@ HEALTH = Section(
             title="Drains",
             description="Workers that were told to end, and those that are at it.",
             queries=[
-                Query(f"sum(increase(warmroute_drains_total{ROUTER}[$__rate_interval]))", "begun"),
+                # Every router sees each of them.
+                Query(f"sum(max by (job) (increase(warmroute_drains_total{ROUTER}[$__rate_interval])))", "begun"),
                 Query(f"sum({seen('max', 'worker_draining')})", "draining"),
             ],
         ),

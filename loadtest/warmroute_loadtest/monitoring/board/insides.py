@@ -1,6 +1,6 @@
 """What engines tell of themselves, what the router remembers, and where it has workers and peers from."""
 
-from .expressions import ROUTER, WORKER, rate, seen, share, total
+from .expressions import ROUTER, WORKER, fleets, rate, seen, share, total
 from .panels import Panel, Query, Section
 
 ENGINES = Section(
@@ -125,7 +125,7 @@ OTHERS = Section(
             description="And failures per second (dashed). 0 workers: the selector matches nothing. Failures: the "
             "log names the missing permission; workers known so far are kept.",
             queries=[
-                Query(seen("min", "discovered_workers", "source", ROUTER), "{{source}}"),
+                Query(fleets("min", "discovered_workers", "source"), "{{source}}"),
                 Query(rate("discovery_failures", "source", ROUTER), "failures {{source}}", dashed=True),
             ],
         ),

@@ -27,6 +27,8 @@ class Panel:
     height: int = 8
     top: float | None = None
     """End of the axis."""
+    below_zero: bool = False
+    """Whether there are such values: Grafana cuts off what is below the axis."""
     stacked: Literal["normal", "percent"] | None = None
     thresholds: tuple[tuple[float, str], ...] = ()
     """From which value on which colour. Below the first is red where that is green, and green otherwise."""
@@ -68,7 +70,7 @@ def _written(panel: Panel) -> dict[str, Any]:
         "thresholds": {"mode": "absolute", "steps": _steps(panel)},
         "mappings": [],
     }
-    if panel.unit != "short" or panel.kind != "timeseries":
+    if not panel.below_zero and (panel.unit != "short" or panel.kind != "timeseries"):
         defaults["min"] = 0
     if panel.top is not None:
         defaults["max"] = panel.top
