@@ -11,6 +11,7 @@ from .config import HealthConfig
 from .fleet import State, Worker
 from .routing import Routing
 from .upstream.engine import NOTHING, ask_engine
+from .upstream.models import PATH as MODELS
 from .upstream.models import ask_models
 from .upstream.worker_client import Unanswered, WorkerClient
 
@@ -27,7 +28,8 @@ MOST_MUTE = 3
 FIRST_ROUND = 1.0
 """Seconds that the start waits for the first probes, so that the first request finds its worker."""
 
-_JUDGED = (State.STARTING, State.READY, State.UNHEALTHY)
+_OUT = (State.STARTING, State.UNHEALTHY)
+"""Those that come in as soon as they are well."""
 
 
 class HealthProbes:
@@ -93,7 +95,9 @@ class _Watch:
         self._mute = 0
         """Times in a row that it has not said which models it has, nor that it does not say."""
         self._trouble = ""
-        """Why the last probe failed; empty where it did not."""
+        """Why a probe failed last."""
+        self._said = ""
+        """What the log has of it."""
         self._ask_after = self._ask_models_after = 0.0
 
     async def run(self, probed: asyncio.Event) -> None:
@@ -103,13 +107,13 @@ class _Watch:
             worker.retention.expire(time.monotonic())
             self._routing.fleet.compare_speeds()
             if alive:
-                await self._ask(anew=bool(self._failures) or worker.state is not State.READY)
+                await self._ask(anew=bool(self._failures) or worker.state in _OUT)
             else:
                 worker.engine = NOTHING
             self._judge(alive)
             probed.set()
             interval = self._config.interval
-            if self._failures or self._mute or worker.state is not State.READY:
+            if self._failures or worker.state in _OUT:
                 interval = min(RETRY_INTERVAL, interval)
             # Jitter, so that many routers do not probe one worker in step.
             await self._pause(interval * random.uniform(0.8, 1.2))
@@ -130,18 +134,19 @@ class _Watch:
         worker.answers = self._successes >= config.success_threshold and not self._would_get_the_wrong_ones()
         if self._silent >= config.failure_threshold:
             worker.pool.give_up_waiting(f"{self._silent} probes failed: {self._trouble}")
-        if worker.state not in _JUDGED or not worker.spec.ready:
+        if not worker.spec.ready:
             return
-        if worker.state is not State.READY and worker.answers:
+        if worker.state in _OUT and worker.answers:
             logger.info("worker %s is ready (was %s)", worker.url, worker.state)
-            worker.state = State.READY
+            worker.state, self._said = State.READY, ""
         elif worker.state is State.READY and self._failures >= config.failure_threshold:
             logger.warning("worker %s is unhealthy: %d probes failed: %s", worker.url, self._failures, self._trouble)
             worker.state = State.UNHEALTHY
 
     def _would_get_the_wrong_ones(self) -> bool:
-        """Requests for models of other workers, since its own are not known."""
-        return 0 < self._mute < MOST_MUTE and bool(self._routing.fleet.catalogue.models)
+        """Requests for models of other workers, since its own are not known yet."""
+        unknown = self._worker.models is None and 0 < self._mute < MOST_MUTE
+        return unknown and bool(self._routing.fleet.catalogue.models)
 
     async def _ask(self, *, anew: bool) -> None:
         """What is due; `anew`: all of it, since another engine may be there."""
@@ -157,13 +162,15 @@ class _Watch:
         worker = self._worker
         try:
             listed = worker.spec.models or await ask_models(self._client, worker.spec)
-        except Unanswered:
+        except Unanswered as error:
             self._mute += 1
-            return
-        self._mute = 0
-        if listed is not None and worker.state is not State.GONE:
-            self._routing.fleet.set_models(worker, listed)
-        self._ask_models_after = time.monotonic() + MODELS_EVERY
+            self._say(f"{MODELS}: {error}")
+        else:
+            self._mute = 0
+            if listed is not None and worker.state is not State.GONE:
+                self._routing.fleet.set_models(worker, listed)
+        if not 0 < self._mute < MOST_MUTE:
+            self._ask_models_after = time.monotonic() + MODELS_EVERY
 
     async def _ask_engine(self) -> None:
         worker = self._worker
@@ -189,19 +196,20 @@ class _Watch:
         moves = refused = False
         try:
             answer = await self._client.get(worker.spec, self._config.endpoint, timeout=self._config.timeout)
-            alive, trouble = answer.status < 500, f"{self._config.endpoint} answers {answer.status}"
+            alive, self._trouble = answer.status < 500, f"{self._config.endpoint} answers {answer.status}"
         except Unanswered as error:
             refused, moves = error.refused, not error.refused and worker.pool.reads > before
             if refused and self._routing.tree.held[worker.index]:
                 self._routing.process_ended(worker)  # there is no process, and so no cache
-            alive, trouble = moves and worker.state is State.READY, str(error)
+            alive, self._trouble = moves and worker.state is State.READY, str(error)
         # Where nobody listens, what is still connected is breaking off by itself, or being answered to the end.
         self._silent = 0 if alive or moves or refused else self._silent + 1
-        self._say("" if alive else trouble)
+        if not alive:
+            self._say(self._trouble)
         return alive
 
     def _say(self, trouble: str) -> None:
         """Why a worker is not up, once."""
-        if trouble not in ("", self._trouble) and self._worker.state in (State.STARTING, State.UNHEALTHY):
+        if trouble != self._said and self._worker.state in _OUT:
             logger.info("worker %s is not up: %s", self._worker.url, trouble)
-        self._trouble = trouble
+            self._said = trouble

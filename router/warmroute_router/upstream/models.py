@@ -19,7 +19,7 @@ async def ask_models(client: WorkerClient, spec: WorkerSpec) -> tuple[str, ...] 
     """Their names, in its order; None where it does not say. Raises Unanswered where it leaves that open."""
     answer = await client.get(spec, PATH, timeout=_TIMEOUT)
     if answer.status >= 500:
-        raise Unanswered(f"{PATH} answers {answer.status}")
+        raise Unanswered(f"it answers {answer.status}")
     listed = read_models(answer.body) if answer.status == 200 else None
     names = [model["id"] for model in listed or () if len(model["id"]) <= _LONGEST]
     return tuple(dict.fromkeys(names[:_MOST])) or None
