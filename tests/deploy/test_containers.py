@@ -37,7 +37,23 @@ def test_bases_are_pinned_to_a_python_and_a_debian(file: Path) -> None:
 @both
 def test_the_last_stage_gets_the_environment_alone(file: Path) -> None:
     assert final(file).all("COPY") == ["--from=build /opt/warmroute /opt/warmroute"]
-    assert not re.search(r"\b(pip|apt-get|gcc)\b", " ".join(final(file).all("RUN")))
+    assert not re.search(r"\b(pip|apt-get|gcc)\b", " ".join(set(final(file).all("RUN")) - {compiler_step()}))
+
+
+def compiler_step() -> str:
+    return next(value for value in final(WORKER).all("RUN") if "apt-get" in value)
+
+
+@pytest.mark.parametrize("has_triton", [False, True])
+def test_there_is_a_compiler_where_triton_is(tmp_path: Path, has_triton: bool) -> None:
+    for name, does in (("python", f"exit {int(not has_triton)}"), ("apt-get", 'echo "$*"'), ("rm", "exit 0")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    step = subprocess.run(
+        ["/bin/sh", "-euc", compiler_step()], env={"PATH": str(tmp_path)}, text=True, capture_output=True
+    )
+    done = ["update", "install -y --no-install-recommends gcc libc6-dev"] if has_triton else []
+    assert (step.returncode, step.stdout.splitlines(), step.stderr) == (0, done, "")
 
 
 @both

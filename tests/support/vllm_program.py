@@ -2,7 +2,7 @@
 """Stands in for the `vllm` command: it notes how it was called, and serves /health after a moment.
 
 Told by the environment. VLLM_NOTES: a folder for its notes. VLLM_LOADS: seconds until it listens. VLLM_FAILS: a code
-to end with instead. VLLM_IGNORES: it ends at a second signal only.
+to end with instead. VLLM_IGNORES: how many signals it ignores before one ends it.
 """
 
 import json
@@ -35,7 +35,7 @@ def main() -> None:
     sleeping = [sys.executable, "-c", "import time; time.sleep(600)"]
     engine = subprocess.Popen(sleeping, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     signals: list[int] = []
-    wanted = 2 if "VLLM_IGNORES" in os.environ else 1
+    wanted = int(os.environ.get("VLLM_IGNORES", "0")) + 1
 
     def note(number: int | None = None, frame: object = None) -> None:
         if number is not None:

@@ -14,7 +14,7 @@ from typing import Any
 from . import vllm_program
 from .proc import alive
 
-COMMAND = [sys.executable, "-m", "warmroute_worker"]
+COMMAND = [sys.executable, "-P", "-m", "warmroute_worker"]
 PATIENCE = 60.0
 """Seconds; only matters in failure."""
 
@@ -29,6 +29,9 @@ class Vllm:
         program.chmod(0o755)
         self._notes = folder / "notes"
         self._notes.mkdir()
+        self._folder = folder / "current"
+        self._folder.mkdir()
+        (self._folder / "subprocess.py").write_text("raise SystemExit('imported from the current folder')")
         self._environment = os.environ | {"PATH": f"{program.parent}:/usr/bin:/bin", "VLLM_NOTES": str(self._notes)}
         self.started: list[subprocess.Popen[str]] = []
 
@@ -38,6 +41,7 @@ class Vllm:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            cwd=self._folder,
             env=self._environment | environment,
         )
         self.started.append(process)

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 from warmroute_worker.cli import parse_config
 from warmroute_worker.errors import WorkerError
-from warmroute_worker.launch import launch
+from warmroute_worker.launch import launch, telling_what_to_lower
 from warmroute_worker.listener import bound
 
 COMMAND = [sys.executable, "-m", "warmroute_worker"]
@@ -106,6 +107,39 @@ def test_a_context_beyond_the_models(toy_folder: Path) -> None:
     assert_fails(1, "--port", "0", "--model", str(toy_folder), "--context-length", "257", says="256")
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--max-total-tokens", "1" + "0" * 15],
+        ["--max-total-tokens", "1" + "0" * 15, "--page-size", "1" + "0" * 15],
+        ["--max-running-requests", "1" + "0" * 15],
+        ["--max-running-requests", "1" + "0" * 15, "--page-size", "16384"],
+    ],
+)
+def test_sizes_beyond_all_memory(toy_folder: Path, flags: list[str]) -> None:
+    config = parse_config(["--model", str(toy_folder), "--threads", "1", *flags])
+    with (
+        bound("127.0.0.1", 0) as listener,
+        pytest.raises(WorkerError, match=f"not enough memory: .*{flags[0]}") as end,
+    ):
+        launch(config, listener)
+    assert "\n" not in str(end.value)
+
+
+def test_a_gpu_without_room_for_the_weights() -> None:
+    said = "CUDA out of memory. Tried to allocate 2.00 GiB."
+    with pytest.raises(WorkerError, match=rf"take a smaller model \({said}\)"), telling_what_to_lower():
+        raise torch.OutOfMemoryError(f"{said}\nSee the documentation")
+    with pytest.raises(RuntimeError, match="a bug"), telling_what_to_lower():
+        raise RuntimeError("a bug")
+
+
+@pytest.mark.parametrize("host", ["x..y", "a" * 64])
+def test_a_host_that_cannot_be(host: str) -> None:
+    with pytest.raises(WorkerError, match=f"cannot listen on {host}:0: no host can have this name"):
+        bound(host, 0)
+
+
 def test_a_taken_port(toy_folder: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -151,6 +185,8 @@ def test_triton_on_a_cpu_is_for_tests_only(toy_folder: Path) -> None:
         ["--port", "70000"],
         ["--page-size", "0"],
         ["--max-total-tokens", "x"],
+        ["--max-total-tokens", "1" + "0" * 16],
+        ["--threads", "1025"],
         ["--nonsense"],
         ["--device", "tpu"],
         ["--dtype", "fp8_e4m3"],

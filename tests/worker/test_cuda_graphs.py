@@ -2,13 +2,16 @@
 
 from array import array
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from support.toy import ToyEngine
 from torch import Tensor
+from warmroute_worker.attention import triton
 from warmroute_worker.attention.triton import Decode, TritonAttention
 from warmroute_worker.cuda_graphs import GraphedModel, batch_sizes
 from warmroute_worker.model.llama import Llama
+from warmroute_worker.warm_up import warm_up
 
 MakeEngine = Callable[..., ToyEngine]
 Prompts = Callable[[int, int], "array[int]"]
@@ -137,6 +140,54 @@ def test_a_batch_that_shares_enough_cascades_instead(
     plain = flagged("--attention-backend", "torch")
     assert [toy.generated(request) for request in requests] == [plain.generate(prompt, 4) for prompt in everyone]
     assert recorder.replayed == [1], "the first is a step ahead, and the second ends alone"
+
+
+def test_a_cascade_is_charged_for_the_graph_that_it_replaces(
+    flagged: MakeEngine, prompts: Prompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rows have a graph; two beside a prefill, or three, have none."""
+    charged: list[tuple[int, float]] = []
+
+    def plan_cascade(groups: object, page_table: Tensor, *_: object, lost: float, **__: object) -> None:
+        charged.append((len(page_table), lost))
+
+    monkeypatch.setattr(triton, "plan_cascade", plan_cascade)
+    toy = flagged(*TRITON)
+    graphed(toy, max_batch=2)
+    toy.generate(prompts(1, 12), 1)
+    for number in range(2):
+        toy.request(prompts(1, 12) + prompts(5 + number, 2), 8)
+    toy.step()
+    toy.step()
+    toy.request(prompts(1, 12) + prompts(7, 2), 8)
+    toy.step()
+    toy.step()
+    assert charged == [(2, triton.EAGER), (2, 0.0), (3, 0.0)]
+    toy.run()
+
+
+def test_warming_up_computes_what_no_graph_does(
+    flagged: MakeEngine, prompts: Prompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = flagged(*TRITON, "--page-size", "4")
+    recorder = graphed(toy, max_batch=2)
+    engine = toy.engine
+    called: list[str] = []
+
+    def counted(name: str, kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def call(*args: Any, **options: Any) -> Tensor:
+            called.append(name)
+            return kernel(*args, **options)
+
+        return call
+
+    for name in ("extend", "paged_decode"):
+        monkeypatch.setattr(triton, name, counted(name, getattr(triton, name)))
+    warm_up(engine._model, engine._attention, engine.pool)
+    assert called == ["paged_decode", "extend"] * 2, "in both layers"
+    assert recorder.replayed == []
+    plain = flagged("--attention-backend", "torch", "--page-size", "4")
+    assert toy.generate(prompts(1, 9), 4) == plain.generate(prompts(1, 9), 4)
 
 
 def test_a_long_sequence_is_split_in_a_graph_too(flagged: MakeEngine, prompts: Prompts) -> None:

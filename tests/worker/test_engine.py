@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import pytest
+import torch
 from support.toy import ToyEngine
 from warmroute_worker.core import FinishReason, Request
 from warmroute_worker.scheduler import MAX_PASSED_OVER
@@ -237,6 +238,36 @@ def test_a_failed_step_leaves_the_waiting_alone(
     assert toy.generated(waiting) == oracle_greedy(waiting.prompt, 4)
     metrics = toy.engine.metrics
     assert (metrics.requests, metrics.prompt_tokens) == (1, 20), "the failed one reports no usage"
+
+
+def test_a_lost_device_ends_the_engine_once_its_batch_has_been_told(
+    engine: MakeEngine, prompts: Prompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after an illegal access on a GPU: whatever is asked of it from then on fails."""
+    toy = engine(max_running=1)
+    toy.engine._check_device()  # of a CPU there is nothing to ask
+    failing, waiting = toy.request(prompts(1, 20), 4), toy.request(prompts(2, 20), 4)
+    monkeypatch.setattr(toy.engine._model, "forward", _broken)
+    monkeypatch.setattr(toy.engine, "_check_device", _broken)
+    toy.engine.start()
+    _wait_for(lambda: not toy.engine.alive)
+    assert toy.outputs[failing][-1].finish_reason is FinishReason.ERROR
+    assert toy.outputs[waiting][-1].finish_reason is FinishReason.ABORT
+
+
+def test_a_cuda_device_is_asked_after_a_failed_step(
+    engine: MakeEngine, prompts: Prompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = engine()
+    asked: list[object] = []
+    monkeypatch.setattr("torch.cuda.synchronize", asked.append)
+    failing = toy.request(prompts(1, 20), 4)
+    with monkeypatch.context() as patched:
+        patched.setattr(toy.engine.pool, "device", torch.device("cuda"))
+        patched.setattr(toy.engine._attention, "plan", _broken)
+        toy.step()
+    assert failing.finished is FinishReason.ERROR
+    assert asked == [torch.device("cuda")]
 
 
 def test_nobody_waits_for_ever_on_an_engine_that_has_broken_down(

@@ -1,6 +1,8 @@
 """What `auto` comes to, with and without a GPU, which is made believe: nothing is computed on it."""
 
+import logging
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +22,8 @@ def resolved(*flags: str) -> Runtime:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One with 80 GiB, of which 60 are free."""
+    """One with 80 GiB, of which 60 are free, beside a C compiler."""
+    monkeypatch.setenv("CC", "cc")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * GIB, 80 * GIB))
@@ -49,6 +52,22 @@ def test_on_a_gpu() -> None:
     assert resolved("--device", "cpu") == Runtime(
         torch.device("cpu"), torch.float32, torch.float32, "torch", 256, False
     )
+
+
+@pytest.mark.usefixtures("gpu")
+def test_without_a_c_compiler_a_gpu_has_no_triton(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    runtime = resolved()
+    assert (runtime.attention, runtime.cuda_graphs) == ("torch", False)
+    ((_, level, message),) = caplog.record_tuples
+    assert (level, "install gcc" in message) == (logging.WARNING, True)
+    with pytest.raises(WorkerError, match="--attention-backend triton: Triton needs a C compiler"):
+        resolved("--attention-backend", "triton")
+    (tmp_path / "clang").touch(0o755)
+    assert resolved().attention == "triton"
 
 
 @pytest.mark.usefixtures("gpu")

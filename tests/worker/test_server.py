@@ -1,6 +1,8 @@
 """The worker's API over real sockets."""
 
 import asyncio
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,21 @@ async def post(worker: RunningWorker, path: str, body: object) -> httpx.Response
     async with httpx.AsyncClient(timeout=60) as client:
         content = body if isinstance(body, bytes) else orjson.dumps(body)
         return await client.post(worker.url + path, content=content)
+
+
+def paused(worker: RunningWorker) -> threading.Event:
+    """Until this is set, what runs stays at its first token; requests and aborts are taken in all the same."""
+    go_on, engine = threading.Event(), worker.engine
+    step = engine.step
+
+    def wait_or_step() -> None:
+        if engine.num_running and not go_on.is_set():
+            time.sleep(0.001)
+        else:
+            step()
+
+    engine.step = wait_or_step  # type: ignore[method-assign]
+    return go_on
 
 
 def events(reply: httpx.Response) -> list[dict[str, Any]]:
@@ -245,7 +262,8 @@ async def test_models_health_and_request_ids(worker: RunningWorker) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_ends_its_request_at_once(toy_folder: Path, stream: bool) -> None:
     async with running_worker(toy_folder) as worker:
-        body = orjson.dumps(HELLO | {"max_tokens": 200, "stream": stream})
+        paused(worker)
+        body = orjson.dumps(HELLO | {"stream": stream})
         _, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(worker.url).port)
         writer.write(
             b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (CHAT.encode(), len(body), body)
@@ -260,19 +278,22 @@ async def test_a_client_that_leaves_ends_its_request_at_once(toy_folder: Path, s
 
 async def test_a_client_that_leaves_the_queue_is_forgotten(toy_folder: Path) -> None:
     async with running_worker(toy_folder, "--max-running-requests", "1") as worker:
-        running = asyncio.create_task(post(worker, CHAT, HELLO | {"max_tokens": 200}))
+        go_on = paused(worker)
+        running = asyncio.create_task(post(worker, CHAT, HELLO))
         await until(lambda: worker.engine.num_running == 1)
         queued = asyncio.create_task(post(worker, CHAT, HELLO))
         await until(lambda: worker.engine.num_waiting == 1)
         queued.cancel()
         await until(lambda: worker.engine.num_waiting == 0)
         assert not running.done()
-        assert (await running).json()["usage"]["completion_tokens"] == 200
+        go_on.set()
+        assert (await running).json()["usage"]["completion_tokens"] == 6
 
 
 async def test_a_stopping_worker_breaks_its_answers_off_and_says_so(toy_folder: Path) -> None:
     async with running_worker(toy_folder, "--max-running-requests", "1") as worker:
-        streamed = asyncio.create_task(post(worker, CHAT, HELLO | {"max_tokens": 200, "stream": True}))
+        paused(worker)
+        streamed = asyncio.create_task(post(worker, CHAT, HELLO | {"stream": True}))
         await until(lambda: worker.engine.num_running == 1)
         whole = asyncio.create_task(post(worker, CHAT, HELLO))
         await until(lambda: worker.engine.num_waiting == 1)
@@ -298,9 +319,11 @@ async def test_flush_forgets_the_cache_and_is_refused_while_something_runs(toy_f
         await worker.idle()
         assert (await post(worker, "/flush_cache", b"")).json() == {"success": True}
         assert await cached() == 0
-        running = asyncio.create_task(post(worker, CHAT, HELLO | {"max_tokens": 220}))
+        go_on = paused(worker)
+        running = asyncio.create_task(post(worker, CHAT, HELLO))
         await until(lambda: worker.engine.num_running == 1)
         refused = await post(worker, "/flush_cache", b"")
+        go_on.set()
         await running
         assert refused.status_code == 400
         assert "while requests run" in refused.json()["error"]["message"]

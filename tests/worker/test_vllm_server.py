@@ -57,6 +57,9 @@ def test_what_a_router_needs_is_on_and_other_flags_go_through(vllm: Vllm) -> Non
         ("--device auto", ""),
         ("--disable-cuda-graph", "--compilation-config.cudagraph_mode NONE"),
         ("--log-level warning", "--uvicorn-log-level warning"),
+        # Both take underscores, and only before a dot:
+        ("--served_model_name a_b --page_size=16", "--served-model-name a_b --block-size 16"),
+        ("--max_num_seqs 4 --a_b.c_d=e_f", "--max-num-seqs 4 --a-b.c_d=e_f"),
         # vLLM's own:
         ("--max-num-seqs 4 --seed -1 -tp 2", "--max-num-seqs 4 --seed -1 -tp 2"),
         ("--no-enable-prefix-caching --max-model 9", "--no-enable-prefix-caching --max-model 9"),
@@ -111,6 +114,18 @@ def test_without_vllm_one_line_says_what_to_install(vllm: Vllm) -> None:
     out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (1, "")
     assert err == "warmroute worker: --engine vllm needs vLLM: pip install vllm, or put its `vllm` on PATH\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"), [("#!/nowhere/python\n", "No such file or directory"), ("hello\n", "Exec format error")]
+)
+def test_a_vllm_that_cannot_be_run(vllm: Vllm, tmp_path: Path, program: str, reason: str) -> None:
+    path = tmp_path / "bin" / "vllm"
+    path.write_text(program)
+    process = vllm.start()
+    out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out) == (1, "")
+    assert err == f"warmroute worker: cannot run {path}, or what its first line names: {reason}\n"
 
 
 def test_vllm_of_this_interpreter_where_none_is_on_the_path(vllm: Vllm, tmp_path: Path) -> None:
@@ -222,6 +237,7 @@ def test_with_a_certificate_it_is_asked_and_announced_by_https(
     """By hand, since the program above has no TLS."""
     config = parse(["--model", "m", "--ssl-certfile", "cert.pem", "--ssl-keyfile=key.pem"])
     assert config.tls
+    assert parse(["--model", "m", "--ssl_certfile=cert.pem"]).tls
     assert not parse(["--model", "m"]).tls
     seen = []
 

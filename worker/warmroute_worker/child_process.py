@@ -10,6 +10,9 @@ from contextlib import suppress
 PATIENCE = 5.0
 """Seconds that what a child has left behind may take to end by itself."""
 
+ONE_GROUP = "WARMROUTE_ONE_GROUP"
+"""In the environment of a child that leads a group which is ended as a whole: what it starts stays in it."""
+
 _PR_SET_PDEATHSIG = 1
 
 

@@ -56,7 +56,7 @@ def parse_config(argv: Sequence[str] | None) -> WorkerConfig:
     _add_memory_flags(parser)
     parser.add_argument("--max-running-requests", type=number(1), default=64, help="default: %(default)s")
     parser.add_argument("--context-length", type=number(2), help="default: the model's own")
-    parser.add_argument("--threads", type=number(1), help="CPU threads of torch (default: all cores)")
+    parser.add_argument("--threads", type=number(1, 1024), help="CPU threads of torch (default: all cores)")
     parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="default: %(default)s")
     add_modes(parser)  # for the help: `main` has read them
     args = parser.parse_args(argv)

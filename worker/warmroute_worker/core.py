@@ -65,6 +65,8 @@ class Request:
     capacity: int = 0
     shared: int = 0
     node: Node | None = None
+    told: int = 0
+    """So many of its first slots are as attention was told them in an earlier step."""
     passed_over: int = 0
     arrived: float = field(default_factory=time.monotonic)
     finished: FinishReason | None = None

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from .modes import Mode
 from .one_line_parser import OneLineParser, number
 
 _TO_ROUTER = "--router-"
+_PARSE = "import sys; from warmroute_router.flags import parse_config; parse_config(sys.argv[1:])"
 
 
 class Front(NamedTuple):
@@ -42,6 +44,8 @@ def serve_several(mode: Mode, argv: Sequence[str]) -> int:
     device = _check(mode, argv)
     if importlib.util.find_spec("warmroute_router") is None:
         raise WorkerError("--dp-size needs the router: pip install warmroute")
+    to_router = ["--policy", mode.load_balance_method, *to_router]
+    _check_router(to_router)
     engine = ["--engine", mode.engine]
     workers = [
         Order(f"worker {number}", ("warmroute_worker", *engine, *argv), environment)
@@ -50,7 +54,7 @@ def serve_several(mode: Mode, argv: Sequence[str]) -> int:
     # Held while the workers load, so that the port is taken from the start; the router binds it as well, and listens.
     with bound(front.host, front.port) as held:
         port = str(held.getsockname()[1])
-        flags = ("--host", front.host, "--port", port, "--policy", mode.load_balance_method, *to_router)
+        flags = ("--host", front.host, "--port", port, *to_router)
         return asyncio.run(run(workers, Order("the router", ("warmroute_router", *flags), {})))
 
 
@@ -90,6 +94,15 @@ def _check(mode: Mode, argv: Sequence[str]) -> str:
     from .cli import parse_config
 
     return parse_config(argv).device
+
+
+def _check_router(flags: Sequence[str]) -> None:
+    """Exits as the router would on these flags, but before models are loaded."""
+    command = [sys.executable, "-P", "-c", _PARSE, *flags, "--worker-urls", "http://127.0.0.1:1"]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:  # else it says the same when it starts
+        sys.stderr.write(done.stderr)
+        sys.exit(done.returncode)
 
 
 def _environments(mode: Mode, device: str) -> list[dict[str, str]]:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
-from .child_process import clear_group, end_of, ending_with_us
+from .child_process import ONE_GROUP, clear_group, end_of, ending_with_us
 
 PATIENCE = 30.0
 """Seconds that workers may take to end. How long the router may take for its streams, it knows itself."""
@@ -39,10 +39,10 @@ class Child:
     @classmethod
     async def start(cls, order: Order) -> "Child":
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", *order.arguments),
+            *(sys.executable, "-P", "-m", *order.arguments),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            env=os.environ | order.environment,
+            env=os.environ | {ONE_GROUP: "1"} | order.environment,
             process_group=0,  # Ctrl-C is for us, who end them in order
             preexec_fn=ending_with_us(),
         )
@@ -64,18 +64,18 @@ class Child:
 
     async def stop(self, patience: float | None) -> None:
         """In order; by force after these seconds."""
-        self._signal(signal.SIGTERM)
+        if not self.end.done():
+            with suppress(ProcessLookupError):
+                self._process.terminate()
         await asyncio.wait([self.end], timeout=patience)
         self.kill()
         await self.end
 
     def kill(self) -> None:
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: signal.Signals) -> None:
+        """It, and what it has started."""
         if not self.end.done():
             with suppress(ProcessLookupError):
-                self._process.send_signal(number)
+                os.killpg(self.pid, signal.SIGKILL)
 
 
 class ChildEnded(Exception):  # noqa: N818

@@ -1,6 +1,9 @@
 """Builds the worker's parts and serves until it is told to stop."""
 
+import re
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 import torch
@@ -18,6 +21,7 @@ from .model.llama import Llama
 from .model.loader import open_checkpoint
 from .runtime import Runtime, free_memory, pool_pages, resolve
 from .server import Server
+from .warm_up import warm_up
 
 _BACKLOG = 2048
 _GRACE = 5
@@ -73,14 +77,34 @@ def _attending(
     attention = TritonAttention(
         pool, shape.heads, shape.kv_heads, deterministic=config.enable_deterministic_inference
     )
-    if not runtime.cuda_graphs:
-        return model, attention
-    graphed = GraphedModel(model, attention, CudaRecorder(), max_batch=config.max_running_requests, context=context)
-    return graphed, attention
+    attending: Model = model
+    if runtime.cuda_graphs:
+        attending = GraphedModel(
+            model, attention, CudaRecorder(), max_batch=config.max_running_requests, context=context
+        )
+    if runtime.device.type == "cuda":
+        warm_up(attending, attention, pool)
+    return attending, attention
+
+
+@contextmanager
+def telling_what_to_lower() -> Iterator[None]:
+    """Raises WorkerError where there is not enough memory: on a CPU, PyTorch has no exception of its own for it."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        said = str(error).partition("\n")[0]
+        if isinstance(error, RuntimeError) and not re.search("out of memory|allocate memory|overflow", said):
+            raise
+        raise WorkerError(
+            "not enough memory: lower --max-total-tokens, --max-running-requests or, on a GPU, "
+            f"--mem-fraction-static, or take a smaller model ({said})"
+        ) from error
 
 
 def launch(config: WorkerConfig, listener: socket.socket) -> None:
-    engine, server, name = build(config)
+    with telling_what_to_lower():
+        engine, server, name = build(config)
     settings = uvicorn.Config(
         server.app(),
         access_log=False,

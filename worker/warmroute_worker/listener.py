@@ -15,6 +15,8 @@ def bound(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+    except UnicodeError as error:  # of the codec that names of hosts go through
+        raise WorkerError(f"cannot listen on {host}:{port}: no host can have this name") from error
     except OSError as error:
         raise WorkerError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     return listener

@@ -10,12 +10,12 @@ class OneLineParser(ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n")
 
 
-def number(low: int, high: int | None = None) -> Callable[[str], int]:
+def number(low: int, high: int = 10**15) -> Callable[[str], int]:
+    """That highest number is more than any memory holds of anything, and less than PyTorch counts to."""
+
     def parse(text: str) -> int:
-        if not text.isdecimal() or int(text) < low or (high is not None and int(text) > high):
-            raise ArgumentTypeError(
-                f"{text!r} is not a number {f'from {low} to {high}' if high else f'of at least {low}'}"
-            )
+        if not text.isdecimal() or not low <= int(text) <= high:
+            raise ArgumentTypeError(f"{text!r} is not a number from {low} to {high}")
         return int(text)
 
     return parse

@@ -1,6 +1,8 @@
 """What `auto` means on this machine: device, types, attention backend, and the sizes that go with them."""
 
+import logging
 import os
+import shutil
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -9,6 +11,8 @@ import torch
 from .config import WorkerConfig
 from .errors import WorkerError
 from .model.llama import LlamaConfig
+
+logger = logging.getLogger(__name__)
 
 DTYPES = {
     "fp32": torch.float32,
@@ -22,6 +26,7 @@ _CPU_TOKENS = 16384
 _CPU_CHUNK = 256
 """What a core or two compute in a tenth of a second, for which those who decode have to wait."""
 _CUDA_CHUNK = 8192
+_NO_COMPILER = "Triton needs a C compiler on a GPU: install gcc, or set CC"
 
 
 class Runtime(NamedTuple):
@@ -74,13 +79,25 @@ def _check_fp8(device: torch.device) -> None:
 
 def _attention(name: str, on_cuda: bool) -> str:
     if name == "auto":
-        return "triton" if on_cuda and find_spec("triton") else "torch"
+        if not (on_cuda and find_spec("triton")):
+            return "torch"
+        if not _has_c_compiler():
+            logger.warning("%s: --attention-backend is torch, which is slower", _NO_COMPILER)
+            return "torch"
+        return "triton"
     if name == "triton":
         if not find_spec("triton"):
             raise WorkerError("--attention-backend triton needs triton: pip install 'warmroute[kernels]'")
+        if on_cuda and not _has_c_compiler():
+            raise WorkerError(f"--attention-backend triton: {_NO_COMPILER}")
         if not on_cuda and os.environ.get("TRITON_INTERPRET") != "1":
             raise WorkerError("--attention-backend triton runs on a CPU only to be tested, with TRITON_INTERPRET=1")
     return name
+
+
+def _has_c_compiler() -> bool:
+    """As Triton looks for it: its launcher is compiled on the machine that it runs on."""
+    return "CC" in os.environ or any(map(shutil.which, ("gcc", "clang")))
 
 
 def free_memory(device: torch.device) -> int:

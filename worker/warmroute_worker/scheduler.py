@@ -157,6 +157,7 @@ class Scheduler:
         self.running.append(request)
         request.row = self._free_rows.pop()
         request.node, request.shared, request.capacity, request.computed = match.node, cached, cached, cached
+        request.told = 0
         self._rows[request.row, :cached] = match.slots
         if request.cached_tokens is None:
             request.cached_tokens = cached
@@ -175,6 +176,7 @@ class Scheduler:
         self._cache.unlock(request.node)
         if present > request.shared:  # somebody else has put the same in meanwhile
             self._pool.free(row[request.shared : present].clone())
+            request.told = min(request.told, request.shared)
         row[:full] = match.slots
         request.node, request.shared = match.node, full
 

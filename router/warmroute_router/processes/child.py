@@ -61,7 +61,7 @@ class Child:
             with theirs:
                 inherited = [number for number in (*public, admin, gossip, theirs.fileno()) if number is not None]
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "warmroute_router.processes.supervised", str(theirs.fileno())),
+                    *(sys.executable, "-P", "-m", "warmroute_router.processes.supervised", str(theirs.fileno())),
                     stdin=subprocess.DEVNULL,
                     pass_fds=inherited,
                     process_group=0,  # Ctrl-C is for the parent

@@ -72,14 +72,18 @@ def _obey(parent: Connection, process: Process, folder: Path, loop: asyncio.Abst
             if order is Order.REPORT:
                 parent.send(list(process.registry.collect()))
             else:
-                lifecycle = process.lifecycle
-                loop.call_soon_threadsafe(lifecycle.stop if order is Order.STOP else lifecycle.end)
+                _end(process, loop, at_once=order is Order.END)
     except (EOFError, OSError):
         shutil.rmtree(folder, ignore_errors=True)  # as the parent would have done
-        with suppress(RuntimeError):  # where the loop has ended already
-            loop.call_soon_threadsafe(process.lifecycle.end)
+        _end(process, loop, at_once=True)
         time.sleep(LAST_MOMENT)
         os._exit(1)
+
+
+def _end(process: Process, loop: asyncio.AbstractEventLoop, *, at_once: bool) -> None:
+    lifecycle = process.lifecycle
+    with suppress(RuntimeError):  # where the loop has ended already
+        loop.call_soon_threadsafe(lifecycle.end if at_once else lifecycle.stop)
 
 
 if __name__ == "__main__":

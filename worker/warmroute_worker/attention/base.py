@@ -18,6 +18,10 @@ class SequenceSpan(NamedTuple):
     """So many of the first slots belong to the prefix cache: others may have the same."""
     node: Node | None = None
     """Where they end in the cache's tree. While a sequence has this node, they do not change."""
+    row: int | None = None
+    """A number below the number of sequences that run, its own while it runs; None: its place in the batch."""
+    told: int = 0
+    """So many of the first slots are as they were when `row` was last planned."""
 
     @property
     def length(self) -> int:

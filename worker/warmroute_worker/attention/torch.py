@@ -10,6 +10,7 @@ from warmroute_kernels.kv import FP8
 from warmroute_kernels.store_kv import store_kv_naive
 
 from ..kv_pool import KVPool
+from ..to_device import to_device
 from .base import SequenceSpan
 
 
@@ -35,9 +36,9 @@ class TorchAttention:
         first = 0
         for span in spans:
             last = first + span.length
-            self._plans.append(_Plan(first, last, span.slots.to(self._pool.device), self._causal_mask(span)))
+            self._plans.append(_Plan(first, last, to_device(span.slots, self._pool.device), self._causal_mask(span)))
             first = last
-        self._new_slots = torch.cat([span.slots[span.start :] for span in spans]).to(self._pool.device)
+        self._new_slots = to_device(torch.cat([span.slots[span.start :] for span in spans]), self._pool.device)
 
     def _causal_mask(self, span: SequenceSpan) -> Tensor | None:
         if span.length == 1:

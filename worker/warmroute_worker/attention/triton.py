@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from warmroute_kernels.cascade import CascadePlan, SharedPrefix, cascade, groups_of, plan_cascade
 from warmroute_kernels.extend import ExtendPlan, extend, plan_extend
 from warmroute_kernels.paged_decode import DecodePlan, paged_decode, plan_decode
@@ -14,10 +13,19 @@ from warmroute_kernels.store_kv import store_kv
 
 from ..kv_pool import KVPool
 from ..prefix_cache import Node
+from ..to_device import to_device
 from .base import SequenceSpan
+from .page_table import PageTable
 
 FIXED_SPLIT = 1024
 """Tokens that one program of a decode reads where results must not depend on the batch."""
+
+EAGER = 200e-6
+"""Seconds by which a layer of a decode step is slower where no CUDA graph is replayed, as the GPU waits for the host.
+
+Its PyTorch operations and five launches by Triton took 738 us on a slow and busy host, of which a fast one takes
+about a quarter. Not yet measured beside a GPU.
+"""
 
 
 class Decode(NamedTuple):
@@ -61,6 +69,7 @@ class TritonAttention:
         self._shape = (heads, kv_heads, pool.k.shape[-1])
         self._fp8 = pool.k_scale is not None
         self._fixed_split = FIXED_SPLIT if deterministic else None
+        self._page_table = PageTable(pool.page_size, pool.device)
         self._reserved: dict[int, Step] = {}
         self._grouped: list[tuple[Node | None, int]] = []
         self._groups: list[SharedPrefix] = []
@@ -89,20 +98,18 @@ class TritonAttention:
         slots = torch.cat([span.slots[span.start :] for span in spans])
         decode: Decode | CascadePlan | None = None
         if decoding:
-            page_table = self._page_table(spans[:decoding])
+            page_table = self._page_table.of(spans[:decoding])
             lengths = [len(span.slots) for span in spans[:decoding]]
-            decode = self._plan_cascade(spans[:decoding], page_table, lengths)
-            if decode is None and decoding == len(spans):
-                size = min((size for size in self._reserved if size >= decoding), default=None)
-                if size is not None:
-                    self.step = self._reserved[size]
-                    _fill(self.step, slots, page_table, lengths)
-                    return
+            sizes = [size for size in self._reserved if size >= decoding] if decoding == len(spans) else []
+            decode = self._plan_cascade(spans[:decoding], page_table, lengths, lost=EAGER if sizes else 0.0)
+            if decode is None and sizes:
+                self.step = self._reserved[min(sizes)]
+                _fill(self.step, slots, page_table, lengths)
+                return
             if decode is None:
-                plan = self._plan_decode(lengths, max(lengths))
-                decode = Decode(page_table.to(self._pool.device), self._int32(lengths), plan)
+                decode = Decode(page_table, self._int32(lengths), self._plan_decode(lengths, max(lengths)))
         extension = self._plan_extend(spans[decoding:]) if decoding < len(spans) else None
-        self.step = Step(slots.to(self._pool.device), decoding, decode, extension)
+        self.step = Step(to_device(slots, self._pool.device), decoding, decode, extension)
 
     def _plan_decode(self, lengths: Sequence[int], max_length: int) -> DecodePlan:
         return plan_decode(
@@ -116,7 +123,7 @@ class TritonAttention:
         )
 
     def _plan_cascade(
-        self, spans: Sequence[SequenceSpan], page_table: Tensor, lengths: Sequence[int]
+        self, spans: Sequence[SequenceSpan], page_table: Tensor, lengths: Sequence[int], *, lost: float
     ) -> CascadePlan | None:
         """None where sequences share too little for it, or where they must not notice each other."""
         if self._fixed_split is not None:
@@ -129,12 +136,13 @@ class TritonAttention:
             return None
         return plan_cascade(
             self._groups,
-            page_table.to(self._pool.device),
+            page_table,
             lengths,
             *self._shape,
             page_size=self._pool.page_size,
             device=self._pool.device,
             fp8=self._fp8,
+            lost=lost,
         )
 
     def _shared_pages(self, span: SequenceSpan) -> "array[int]":
@@ -147,17 +155,10 @@ class TritonAttention:
             starts.append(starts[-1] + span.length)
         prefix_lengths = [span.start for span in spans]
         plan = plan_extend(starts, prefix_lengths, *self._shape, device=self._pool.device, fp8=self._fp8)
-        page_table = self._page_table(spans).to(self._pool.device)
-        return Extend(page_table, self._int32(prefix_lengths), self._int32(starts), plan)
-
-    def _page_table(self, spans: Sequence[SequenceSpan]) -> Tensor:
-        """int32 [spans, pages], on the host."""
-        page_size = self._pool.page_size
-        first_slots = pad_sequence([span.slots[::page_size] for span in spans], batch_first=True)
-        return (first_slots // page_size).to(torch.int32)
+        return Extend(self._page_table.of(spans), self._int32(prefix_lengths), self._int32(starts), plan)
 
     def _int32(self, numbers: Sequence[int]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.int32, device=self._pool.device)
+        return to_device(torch.tensor(numbers, dtype=torch.int32), self._pool.device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         assert self.step is not None, "a step is planned first"
@@ -175,8 +176,8 @@ class TritonAttention:
         if extension is not None:
             extend(
                 q[decoding:],
-                k[decoding:].contiguous(),  # the two may be parts of one projection, or only one of them
-                v[decoding:].contiguous(),
+                k[decoding:],
+                v[decoding:],
                 kv,
                 extension.page_table,
                 extension.prefix_lengths,
@@ -190,9 +191,9 @@ class TritonAttention:
 def _fill(step: Step, slots: Tensor, page_table: Tensor, lengths: list[int]) -> None:
     """Put a batch in the first rows of a step that was reserved, and nothing in the others."""
     assert isinstance(step.decode, Decode), "only that is reserved"
-    used, unused = len(lengths), step.decoding - len(lengths)
+    device, used, unused = step.slots.device, len(lengths), step.decoding - len(lengths)
     padded = [*lengths, *[0] * unused]
-    step.slots.copy_(torch.nn.functional.pad(slots, (0, unused), value=-1))
+    step.slots.copy_(to_device(torch.nn.functional.pad(slots, (0, unused), value=-1), device))
     step.decode.page_table[:used, : page_table.shape[1]] = page_table
-    step.decode.lengths.copy_(torch.tensor(padded, dtype=torch.int32))
+    step.decode.lengths.copy_(to_device(torch.tensor(padded, dtype=torch.int32), device))
     step.decode.plan.update(padded)

@@ -189,8 +189,6 @@ class WarmrouteAttention(AttentionImpl[Metadata]):  # type: ignore[misc]
             paged_decode(query[decoded], kv, table, lengths, plan=plan, out=output[decoded], **self._seen)
         if step.extends is not None:
             of = step.extends
-            if key.stride() != value.stride():  # as where rotation has made new keys, and values are a part of qkv
-                key, value = key.contiguous(), value.contiguous()
             extend(
                 query[new],
                 key[new],

@@ -1,5 +1,6 @@
 """`warmroute worker --engine vllm`: our flags in vLLM's words. Others are its own, and go to it as they are."""
 
+import re
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -66,11 +67,16 @@ def parse(argv: Sequence[str]) -> VllmConfig:
     without = parser.add_argument_group("flags of the other engine that vLLM has no equivalent of")
     for flag, advice in _WITHOUT_EQUIVALENT.items():
         without.add_argument(flag, nargs="*", help=advice)
-    args, rest = parser.parse_known_args(argv)
+    args, rest = parser.parse_known_args([_dashed(argument) for argument in argv])
     try:
         return _config(args, rest)
     except ValueError as error:
         parser.error(str(error))
+
+
+def _dashed(argument: str) -> str:
+    """vLLM takes underscores in names of flags as well; behind a dot they are the names of settings."""
+    return re.sub(r"^--[^.=]+", lambda name: name[0].replace("_", "-"), argument)
 
 
 def _config(args: Namespace, rest: Sequence[str]) -> VllmConfig:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from types import FrameType
 
-from ..child_process import clear_group, ending_with_us, exit_code
+from ..child_process import ONE_GROUP, clear_group, ending_with_us, exit_code
 from ..errors import WorkerError
 from ..listener import bound, url_of
 from .flags import VllmConfig, parse
@@ -29,17 +29,12 @@ def serve(argv: Sequence[str]) -> int:
     """Until vLLM ends; gives its exit code. Raises WorkerError where it cannot be started."""
     config = parse(argv)
     command = vllm_command()
+    own_group = ONE_GROUP not in os.environ
     # Held while vLLM loads, so that nobody else is given the port. It binds it as well, and alone listens.
     with bound(config.host, config.port) as listener:
         host, port = listener.getsockname()[:2]
-        child = subprocess.Popen(
-            [*command, "serve", *config.arguments, "--host", host, "--port", str(port)],
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr.fileno(),  # it logs there; our own stdout has one line, the announcement
-            env=os.environ | config.environment,
-            process_group=0,  # Ctrl-C is for us, who pass it on: two would be a demand to end at once
-            preexec_fn=ending_with_us(),
-        )
+        arguments = [*command, "serve", *config.arguments, "--host", host, "--port", str(port)]
+        child = _started(arguments, config, own_group=own_group)
 
         def pass_on(number: int, frame: FrameType | None) -> None:
             del frame
@@ -52,8 +47,25 @@ def serve(argv: Sequence[str]) -> int:
     if up:
         print(f"warmroute worker: {config.name} on {url}", flush=True)
     code = child.wait()
-    clear_group(child.pid)
+    if own_group:
+        clear_group(child.pid)
     return exit_code(code)
+
+
+def _started(arguments: Sequence[str], config: VllmConfig, *, own_group: bool) -> "subprocess.Popen[bytes]":
+    """Raises WorkerError."""
+    try:
+        return subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno(),  # it logs there; our own stdout has one line, the announcement
+            env=os.environ | config.environment,
+            # Ctrl-C is for us, who pass it on: two would be a demand to end at once.
+            process_group=0 if own_group else None,
+            preexec_fn=ending_with_us(),
+        )
+    except OSError as error:  # a script's interpreter may be missing as well
+        raise WorkerError(f"cannot run {arguments[0]}, or what its first line names: {error.strerror}") from error
 
 
 def vllm_command() -> list[str]:
@@ -63,7 +75,7 @@ def vllm_command() -> list[str]:
         return [path]
     found = importlib.util.find_spec("vllm")
     if found is not None and found.origin is not None:  # a mere folder of that name has none
-        return [sys.executable, "-m", "vllm.entrypoints.cli.main"]
+        return [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main"]
     raise WorkerError("--engine vllm needs vLLM: pip install vllm, or put its `vllm` on PATH")
 
 
