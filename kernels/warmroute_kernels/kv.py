@@ -9,6 +9,8 @@ from .checks import check
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
+LARGEST_HEAD_DIM = 256
+"""Tiles of more would not fit into registers and shared memory."""
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, FP8)
 
 
@@ -46,6 +48,7 @@ class PagedKV(NamedTuple):
         """Raises ValueError that names what is wrong."""
         k, v = self.k, self.v
         check(k.dim() == 4, f"k has the shape {tuple(k.shape)}: expected [pages, page_size, kv_heads, head_dim]")
+        check(0 < self.head_dim <= LARGEST_HEAD_DIM, f"head_dim is {self.head_dim}: expected 1 to {LARGEST_HEAD_DIM}")
         check(v.shape == k.shape, f"v has the shape {tuple(v.shape)}, k has {tuple(k.shape)}")
         check(v.dtype == k.dtype, f"v is {v.dtype}, k is {k.dtype}")
         check(k.dtype in DTYPES, f"k is {k.dtype}: expected float32, float16, bfloat16 or float8_e4m3fn")

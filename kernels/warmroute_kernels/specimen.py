@@ -13,6 +13,8 @@ class Specimen(NamedTuple):
     constants: dict[str, Any]
     num_warps: int
     num_stages: int
+    only: int | None = None
+    """Ten times the compute capability of the GPU that is given this; None: any may be."""
 
 
 def signature_of(function: Any, constants: dict[str, Any], types: dict[str, str]) -> dict[str, str]:

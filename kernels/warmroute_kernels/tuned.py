@@ -35,6 +35,11 @@ def config_of(kernel: str, gpu: str, head_dim: int, *, fp8: bool) -> Config:
     return Config(best["block_m"], best["block_n"], best["num_warps"], best["num_stages"])
 
 
+def padded(count: int) -> int:
+    """So many rows or dims of a tile: a power of two, and no fewer than a matrix product takes."""
+    return max(16, 1 << (count - 1).bit_length())
+
+
 def gpu_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 

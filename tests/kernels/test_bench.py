@@ -1,11 +1,14 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from warmroute_kernels.bench import cli, ours, report
 from warmroute_kernels.bench.cases import LLAMA, Cascade, Case, Decode, Extend, Store, all_cases, tiny_cases
 from warmroute_kernels.bench.machine import Machine
@@ -141,6 +144,60 @@ def test_a_peer_that_fails_or_is_wrong_costs_its_own_row_only(monkeypatch: pytes
     assert [row.contender for row in found] == [OURS, "broken"]
     assert [row.note for row in found] == ["", "failed: TypeError: unexpected keyword"]
     assert found[0].time == Time(2e-3, 1e-3)
+
+
+def test_a_kernel_of_ours_that_fails_costs_its_own_row_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made, run or timed; a GPU that is too small for a case is told, and is no fault."""
+
+    def raising(error: Exception) -> Callable[..., Any]:
+        def run(*_: object) -> Any:
+            raise error
+
+        return run
+
+    def found(*contenders: Contender) -> list[tuple[str, str, bool]]:
+        monkeypatch.setattr(ours, "contenders", lambda _: list(contenders))
+        rows = measured([_tiny_decode()], CPU, raising(RuntimeError("not timed")), peers=())
+        return [(row.contender, row.note, row.faulty) for row in rows]
+
+    def right() -> Tensor:
+        truth = truth_of(problem)
+        out = torch.zeros(problem.q.shape, dtype=torch.float64)
+        out[:, truth.chosen] = truth.values
+        return out
+
+    problem = problem_of(_tiny_decode(), CPU)
+    broken = Contender(CASCADE, raising(RuntimeError("illegal access\nand more")), right)
+    large = Contender(PLAIN, raising(torch.OutOfMemoryError("20 GB")), right)
+    slow = Contender(OURS, lambda: None, right)
+    assert found(broken, large, slow) == [
+        (CASCADE, "failed: RuntimeError: illegal access", True),
+        (PLAIN, "out of memory", False),
+        (OURS, "failed: RuntimeError: not timed", True),
+    ]
+    monkeypatch.setattr(ours, "contenders", raising(ValueError("no plan")))
+    (row,) = measured([_tiny_decode()], CPU, raising(RuntimeError()), peers=())
+    assert (row.note, row.faulty) == ("failed: ValueError: no plan", True)
+
+
+def test_the_json_is_kept_after_each_row_and_a_failure_is_told_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept: list[int] = []
+    path = tmp_path / "rows.json"
+
+    def rows(*_: object) -> Iterator[Row]:
+        yield Row(_tiny_decode(), OURS, Time(None, None), None, "failed: RuntimeError: illegal access")
+        kept.append(len(json.loads(path.read_text())["rows"]))
+        yield _row(_tiny_decode(), 1e-3)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cli, "machine_of", lambda *_: H200)
+    monkeypatch.setattr(cli, "measured", rows)
+    assert cli.main(["--json", str(path)]) == 1
+    assert kept == [1]
+    assert len(json.loads(path.read_text())["rows"]) == 2
+    assert "failed: RuntimeError: illegal access" in capsys.readouterr().out
 
 
 def _tiny_decode() -> Decode:

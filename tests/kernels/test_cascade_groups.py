@@ -28,13 +28,13 @@ def most_saved(rows: Rows) -> int:
     return best
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(few_rows)
 def test_no_grouping_saves_more(rows: Rows) -> None:
     assert saved(groups_of(rows)) == most_saved(rows)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(many_rows)
 def test_groups_are_of_rows_that_begin_with_their_pages(rows: Rows) -> None:
     groups = groups_of(rows)
@@ -48,7 +48,7 @@ def test_groups_are_of_rows_that_begin_with_their_pages(rows: Rows) -> None:
             assert rows[row][: len(group.pages)] == group.pages
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(many_rows)
 def test_what_rows_are_made_of_makes_no_difference(rows: Rows) -> None:
     assert groups_of([array("i", row) for row in rows]) == groups_of(rows) == groups_of([list(row) for row in rows])

@@ -1,10 +1,13 @@
 """Each compilation is a process of its own: here Triton may be an interpreter, and that cannot be undone."""
 
+import json
 import os
 import re
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from warmroute_kernels.compile_check.arch import ARCHS
@@ -12,6 +15,7 @@ from warmroute_kernels.compile_check.check import MODULES, Job, Result
 from warmroute_kernels.compile_check.cli import told
 from warmroute_kernels.compile_check.compiler import Resources, hints, read_log
 from warmroute_kernels.compile_check.table import page
+from warmroute_kernels.extend.kernel import NAMED
 from warmroute_kernels.specimen import Specimen
 
 SM_80, SM_90, SM_100 = ARCHS
@@ -134,11 +138,29 @@ def test_registers_are_those_that_the_disassembler_counts(tmp_path: Path) -> Non
     assert done.stdout == "all alike\n", done.stderr
 
 
-def test_pointers_and_strides_are_hinted_as_aligned_and_nothing_else() -> None:
+def test_pointers_and_strides_are_hinted_as_aligned_unless_the_kernel_does_not_look() -> None:
     signature = {"q_ptr": "*bf16", "tokens": "i32", "stride_row": "i64", "stride_one": "constexpr"}
-    signature |= {"scale": "fp32", "page_table_stride": "i32"}
-    specimen = Specimen("any", None, signature, {"stride_one": 1}, 4, 2)
+    signature |= {"scale": "fp32", "stride_table": "i32", "table": "*i32"}
+    params = [
+        SimpleNamespace(
+            name=name,
+            do_not_specialize=name == "stride_table",
+            do_not_specialize_on_alignment=name == "table",
+        )
+        for name in signature
+    ]
+    specimen = Specimen("any", SimpleNamespace(params=params), signature, {"stride_one": 1}, 4, 2)
     assert list(hints(specimen)) == [(0,), (2,)]
+
+
+def test_what_a_gpu_alone_is_given_is_compiled_for_it_alone() -> None:
+    specimen = Specimen("any", None, {"q_ptr": "*bf16"}, {}, 4, 2, only=90)
+    assert [arch.takes(specimen) for arch in ARCHS] == [False, True, False]
+
+
+def test_every_gpu_with_tiles_of_its_own_is_compiled_for() -> None:
+    told = json.loads((files("warmroute_kernels") / "tuning/extend.json").read_text())
+    assert set(told) - {"about", "default", "cpu"} == set(NAMED)
 
 
 def test_what_the_assembler_says_is_read() -> None:

@@ -19,9 +19,10 @@ from support.attention import (
 )
 from torch import Tensor
 from warmroute_kernels.extend import extend, extend_naive, plan_extend
+from warmroute_kernels.extend.kernel import tile
 from warmroute_kernels.kv import FP8, PagedKV
 from warmroute_kernels.paged_decode import paged_decode_naive
-from warmroute_kernels.tuned import Config
+from warmroute_kernels.tuned import Config, padded
 
 TYPES = [*((dtype, dtype) for dtype in DTYPES), *((dtype, FP8) for dtype in DTYPES)]
 """Of the new tokens and of the cache."""
@@ -115,6 +116,26 @@ def test_groups_of_heads(heads: int, kv_heads: int) -> None:
 def test_head_dims(head_dim: int, dtype: torch.dtype, cache: torch.dtype) -> None:
     new = random_new([20], 2, 1, head_dim, dtype)
     check(new, random_cache([37], kv_heads=1, head_dim=head_dim, dtype=cache))
+
+
+@pytest.mark.parametrize("head_dim", [1, 8])
+def test_small_head_dims_are_padded_to_what_a_gpu_multiplies(head_dim: int) -> None:
+    assert padded(head_dim) == 16
+    check(random_new([20], 2, 1, head_dim), random_cache([37], kv_heads=1, head_dim=head_dim))
+
+
+def test_float32_takes_smaller_tiles() -> None:
+    """With 128 rows of 256 dims, a thread spilled 66 KB of registers. The plan's tiles stay."""
+    config = Config(128, 32, num_warps=8, num_stages=3)
+    rows = {dim: tile(config, torch.float32, dim)["BLOCK_M"] for dim in (8, 64, 96, 128, 256)}
+    assert rows == {8: 128, 64: 128, 96: 64, 128: 64, 256: 32}
+    assert tile(config, torch.float32, 256)["PARTS"] == 4
+    assert (tile(config, torch.bfloat16, 256)["BLOCK_M"], tile(config, torch.bfloat16, 256)["PARTS"]) == (128, 1)
+
+
+def test_tiles_in_parts_of_which_the_last_are_not_used() -> None:
+    """Two parts of 32 rows: 25 tokens of 2 heads are 50 rows, 3 are 6."""
+    check(random_new([25, 3], 2, 1, 256), random_cache([20, 7], kv_heads=1, head_dim=256), window=9)
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 64])
@@ -213,14 +234,16 @@ def test_the_same_to_the_bit_again_and_alone(cache: torch.dtype) -> None:
         assert torch.equal(alone_lse, lse[first:last])
 
 
-def test_strides() -> None:
-    """q, k and v as slices of one projection, and a cache that is one layer's part of all layers'."""
+@pytest.mark.parametrize("rotated", [False, True], ids=["k as projected", "k made anew"])
+def test_strides(rotated: bool) -> None:
+    """q, k and v as slices of one projection, k perhaps not any more, and a cache that is one layer's part of all."""
     kv = random_cache([20, 5])
     new = random_new([6, 9])
     projected = torch.cat([part.flatten(1) for part in new[:3]], 1)
     q, k, v = (part.view(len(part), -1, 16) for part in torch.split(projected, [64, 32, 32], 1))
     assert not q.is_contiguous()
-    assert not k.is_contiguous()
+    assert k.stride() == v.stride() != new.k.stride()
+    k = k.contiguous() if rotated else k
     layers = [torch.stack([part, torch.full_like(part, torch.nan)], 1) for part in kv.kv[:2] if part is not None]
     sliced = kv._replace(kv=PagedKV(*(each[:, 0] for each in layers)))
     assert not sliced.kv.k.is_contiguous()

@@ -7,6 +7,7 @@ import torch
 from support.attention import (
     DTYPES,
     Cached,
+    Tolerance,
     assert_close,
     edge_lengths,
     random_cache,
@@ -16,7 +17,9 @@ from support.attention import (
 )
 from torch import Tensor
 from warmroute_kernels.kv import FP8, PagedKV
+from warmroute_kernels.language import dot
 from warmroute_kernels.paged_decode import paged_decode, paged_decode_naive, plan_decode
+from warmroute_kernels.paged_decode.states import make_states, merge_items
 
 TYPES = [*((dtype, dtype) for dtype in DTYPES), *((dtype, FP8) for dtype in DTYPES)]
 """Of q and of the cache."""
@@ -85,6 +88,50 @@ def test_groups_of_heads(heads: int, kv_heads: int) -> None:
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
 def test_head_dims(dtype: torch.dtype, cache: torch.dtype, head_dim: int) -> None:
     check(random_cache([19, 1], head_dim=head_dim, dtype=cache), dtype=dtype)
+
+
+@pytest.mark.parametrize("head_dim", [1, 8, 16])
+def test_small_head_dims(head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU multiplies no fewer than 16 dims. The interpreter does: so it is told not to."""
+    monkeypatch.setattr("warmroute_kernels.attend.dot", at_least_16(dot))
+    check(random_cache([19, 1], head_dim=head_dim))
+
+
+def at_least_16(dot: Any) -> Any:
+    def checked(a: Any, b: Any) -> Any:
+        assert min(*a.shape, *b.shape) >= 16, f"{a.shape} times {b.shape}"
+        return dot(a, b)
+
+    return checked
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [
+        (torch.float16, 2.0**-8),
+        (torch.float16, 2.0**12),
+        (torch.bfloat16, 2.0**-90),
+        (torch.bfloat16, 2.0**90),
+    ],
+    ids=str,
+)
+def test_over_fp8_products_are_as_exact_as_in_float16(dtype: torch.dtype, size: float) -> None:
+    """Whatever the size of q, and of V from page to page. Rounded to bfloat16, p would be 8 times as far off."""
+    lengths = [2] * 12 + [50]
+    cached = random_cache(lengths, dtype=FP8)
+    assert cached.kv.v_scale is not None
+    of_pages = torch.exp2(40 - 6.0 * (torch.arange(len(cached.kv.k)) % 4))[:, None, None]
+    kv = cached.kv._replace(v_scale=cached.kv.v_scale * of_pages)
+    cached = cached._replace(kv=kv)
+    q = random_values(13, 6, 16, dtype=dtype, seed=7) * size
+    plan = plan_decode(13, 6, 2, 16, max_length=50, lengths=lengths, device="cpu", fp8=True)
+    options: dict[str, Any] = {"scale": 0.25 / size, "window": None, "soft_cap": None}
+    make_states(q, kv, cached.page_table, cached.lengths, plan=plan, **options)
+    out = unwritten(*q.shape, dtype=torch.float32)
+    merge_items(plan, plan.counts, out, None)
+    truth, _ = paged_decode_naive(q, kv, cached.page_table, cached.lengths, **options)
+    of_float16, _ = tolerances((q.double() / size).half(), *cached.values, scale=0.25)
+    assert_close(out, truth, Tolerance(of_float16.absolute, 0.0))
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64])

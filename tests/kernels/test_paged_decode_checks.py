@@ -26,6 +26,7 @@ PLAN = plan_decode(2, 6, 2, 16, max_length=9, device="cpu")
         ({"kv": random_cache([9, 3], head_dim=8).kv}, r"\(2, 8, False\): the plan is for \(2, 16, False\)"),
         ({"kv": random_cache([9, 3], dtype=FP8).kv}, r"kv has .* \(2, 16, True\): the plan is for"),
         ({"kv": random_cache([9, 3]).kv._replace(v=torch.empty(1))}, "v has the shape"),
+        ({"kv": random_cache([9, 3], head_dim=257).kv}, "head_dim is 257: expected 1 to 256"),
         (
             {"page_table": torch.zeros(1, 3, dtype=torch.int32)},
             r"page_table has the shape \(1, 3\): expected",

@@ -13,6 +13,8 @@ from .problem import Contender, Problem, problem_of
 from .timing import Time, Timer
 from .truth import Truth, truth_of
 
+OUT_OF_MEMORY = "out of memory"
+
 
 class Row(NamedTuple):
     case: Case
@@ -27,6 +29,11 @@ class Row(NamedTuple):
     @property
     def ours(self) -> bool:
         return self.contender.startswith(ours.OURS)
+
+    @property
+    def faulty(self) -> bool:
+        """That a GPU is too small for a case is not our fault."""
+        return self.ours and self.note not in ("", OUT_OF_MEMORY)
 
     def bandwidth(self, seconds: float | None) -> float | None:
         """Bytes/s, of those that the case needs at least."""
@@ -47,42 +54,51 @@ class Row(NamedTuple):
 def measured(
     cases: Sequence[Case], device: torch.device, timer: Timer, peers: Sequence[Peer] = PEERS
 ) -> Iterator[Row]:
-    """Rows as they come. What is wrong is noted, and not timed; a peer that fails costs its own row only."""
+    """Rows as they come. What is wrong is noted, and not timed; what fails costs its own row only."""
     for case in cases:
-        try:
-            yield from _of_case(case, device, timer, peers)
-        except torch.OutOfMemoryError:
-            yield _untimed(case, ours.OURS, "out of memory")
+        yield from _of_case(case, device, timer, peers)
 
 
 def _of_case(case: Case, device: torch.device, timer: Timer, peers: Sequence[Peer]) -> Iterator[Row]:
-    problem = problem_of(case, device)
-    truth = truth_of(problem)
-    for contender in ours.contenders(problem):
+    try:
+        problem = problem_of(case, device)
+        truth = truth_of(problem)
+        contenders = ours.contenders(problem)
+    except Exception as error:  # of a compiler, or of the GPU: the other cases' figures are still wanted
+        yield _failed(case, ours.OURS, error)
+        return
+    for contender in contenders:
         yield _row(problem, contender, truth, timer)
     for peer in peers:
         if not peer.installed:
             continue
         try:
             their = peer.contender(problem)
-            row = None if their is None else _row(problem, their, truth, timer)
-        except Exception as error:  # whatever another package does, our figures are still wanted
-            row = _untimed(case, peer.name, f"failed: {type(error).__name__}: {error}".splitlines()[0][:200])
-        if row is not None:
-            yield row
+        except Exception as error:  # whatever another package does
+            yield _failed(case, peer.name, error)
+            continue
+        if their is not None:
+            yield _row(problem, their, truth, timer)
 
 
 def _row(problem: Problem, contender: Contender, truth: Truth, timer: Timer) -> Row:
-    contender.run()
-    error = truth.error_of(contender.output())
-    if not error <= truth.tolerance:
-        note = f"wrong: relative error {error:.2g}, at most {truth.tolerance:.2g} is allowed"
-        return Row(problem.case, contender.name, Time(None, None), error, note, contender.chosen)
-    return Row(problem.case, contender.name, timer(contender.run), error, "", contender.chosen)
+    case, name, chosen = problem.case, contender.name, contender.chosen
+    try:
+        contender.run()
+        error = truth.error_of(contender.output())
+        if not error <= truth.tolerance:
+            note = f"wrong: relative error {error:.2g}, at most {truth.tolerance:.2g} is allowed"
+            return Row(case, name, Time(None, None), error, note, chosen)
+        return Row(case, name, timer(contender.run), error, "", chosen)
+    except Exception as error:  # as above
+        return _failed(case, name, error, chosen)
 
 
-def _untimed(case: Case, contender: str, note: str) -> Row:
-    return Row(case, contender, Time(None, None), None, note)
+def _failed(case: Case, contender: str, error: Exception, chosen: bool = True) -> Row:
+    note = f"failed: {type(error).__name__}: {error}".splitlines()[0][:200]
+    if isinstance(error, torch.OutOfMemoryError):
+        note = OUT_OF_MEMORY
+    return Row(case, contender, Time(None, None), None, note, chosen)
 
 
 def _share(reached: float | None, most: float | None) -> float | None:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..checks import check
 from ..kv import PagedKV
-from ..merge import merge_states
-from ..paged_decode import paged_decode
+from ..paged_decode.states import checked_out, make_states, merge_items
+from ..tuned import padded
 from .groups import SharedPrefix, groups_of
 from .naive import cascade_naive
 from .plan import CascadePlan, plan_cascade, plan_groups
@@ -39,12 +39,8 @@ def cascade(
     kv.checked()
     own = plan.own.plan
     check(kv.page_size == plan.page_size, f"kv has pages of {kv.page_size}: planned were {plan.page_size}")
-    # This checks everything else. What it merges, own states alone, is overwritten below.
-    out = paged_decode(
-        q, kv, plan.own_table, plan.own_lengths, plan=own, scale=scale, soft_cap=soft_cap, out=out, lse=lse
-    )
-    import triton
-
+    out = checked_out(q, out, lse)
+    make_states(q, kv, plan.own_table, plan.own_lengths, plan=own, scale=scale, window=None, soft_cap=soft_cap)
     from .kernel import blocks_of, shared_part_kernel
 
     tiles, tile_m = plan.tiles.shape[0], plan.tiles.shape[1] - 2
@@ -67,7 +63,7 @@ def cascade(
         GROUP=own.heads // own.kv_heads,
         KV_HEADS=own.kv_heads,
         HEAD_DIM=own.head_dim,
-        PADDED_DIM=triton.next_power_of_2(own.head_dim),
+        PADDED_DIM=padded(own.head_dim),
         PAGE_SIZE=kv.page_size,
         TILE_M=tile_m,
         BLOCK_M=block_m,
@@ -75,12 +71,5 @@ def cascade(
         num_warps=plan.config.num_warps,
         num_stages=plan.config.num_stages,
     )
-    merge_states(
-        own.partial_out.transpose(0, 1).expand(own.batch, -1, -1, -1),
-        own.partial_lse.expand(own.batch, -1, -1),
-        out,
-        counts=plan.own.counts,
-        first=own.first,
-        lse=lse,
-    )
+    merge_items(own, plan.own.counts, out, lse)
     return out

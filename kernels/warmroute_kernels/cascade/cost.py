@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from .tiles import SMALLEST_SPLIT
 
-LAUNCHES = 2
-"""Kernels more than in plain decode: the shared parts, and the merge of their states with those of the own parts."""
-LAUNCH = 24_000_000
-"""A kernel more in a stream takes about 5 us to start, fill the GPU and drain: times 4.8 TB/s."""
+BANDWIDTH = 4.8e12
+"""Bytes/s: what makes bytes of seconds."""
+LAUNCH = 5e-6 * BANDWIDTH
+"""The shared parts are a kernel more than plain decode has: about 5 us to start, fill the GPU and drain."""
 READ_AGAIN = 0.5
 """What plain decode pays to read a shared page again, of what the first time costs. Rows that run at the same time
 may find each other's pages in L2, whose bandwidth is about twice that of memory."""
@@ -65,5 +65,5 @@ def saving(members: int, tokens: int, most: int, shape: Shape) -> float:
 
 
 def pays(savings: float) -> bool:
-    """savings: of all groups of a batch, which share the launches."""
-    return savings > LAUNCHES * LAUNCH
+    """savings: of all groups of a batch, which share the launch."""
+    return savings > LAUNCH

@@ -12,14 +12,17 @@ import torch
 import triton
 import triton.language as tl
 
-from ..attend import attend_block
+from ..attend import attend_block, ready
 from ..language import LN2
 from ..specimen import Specimen, signature_of
-from ..tuned import Config, config_of
+from ..tuned import Config, config_of, padded
 from .tiles import SMALLEST_TILE
 
 
-@triton.jit(do_not_specialize=["split_tokens", "items", "stride_table"])  # type: ignore[untyped-decorator]
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["split_tokens", "items", "stride_table"],
+    do_not_specialize_on_alignment=["page_table", "tiles", "first"],
+)
 def shared_part_kernel(  # type: ignore[no-untyped-def]
     q,
     k,
@@ -75,6 +78,7 @@ def shared_part_kernel(  # type: ignore[no-untyped-def]
     queried = used[:, None] & within
     queries_at = row[:, None] * stride_q_row + head[:, None] * stride_q_head + dims[None, :]
     queries = tl.load(q + queries_at, mask=queried, other=0.0)
+    queries, scale = ready(queries, scale, k_scale is not None)
 
     highest = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -125,6 +129,8 @@ def specimens() -> Iterator[Specimen]:
             yield _specimen(q, cache, head_dim, 4, 16)
             if q == "bf16":
                 yield _specimen(q, cache, head_dim, 8, 1, small=True)
+    yield _specimen("bf16", "bf16", 8, 4, 16)
+    yield _specimen("fp32", "fp8e4nv", 128, 4, 16)
     yield _specimen("bf16", "bf16", 128, 3, 1)
     yield _specimen("bf16", "bf16", 256, 2, 16, soft_cap=50.0)
 
@@ -141,7 +147,7 @@ def _specimen(
         "GROUP": group,
         "KV_HEADS": 8,
         "HEAD_DIM": head_dim,
-        "PADDED_DIM": triton.next_power_of_2(head_dim),
+        "PADDED_DIM": padded(head_dim),
         "PAGE_SIZE": page_size,
         "TILE_M": tile_m,
         "BLOCK_M": block_m,

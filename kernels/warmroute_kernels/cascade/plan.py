@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..checks import check, check_tensor
 from ..tuned import Config, config_of, gpu_name, multiprocessors
-from .cost import Shape, pays, saving
+from .cost import BANDWIDTH, Shape, pays, saving
 from .groups import SharedPrefix
 from .own import OwnParts, on_device, plan_own
 from .tiles import Part, most_splits, rows_of_tile, split_of, tiles_of
@@ -52,12 +52,15 @@ def plan_cascade(
     page_size: int,
     device: torch.device | str,
     fp8: bool = False,
+    lost: float = 0.0,
 ) -> CascadePlan | None:
     """None where sharing does not pay. Groups that do not pay are dropped, their rows are decoded alone.
 
     groups: as `groups_of` gives them; a row is in one at most. page_table: int32 [batch, max_pages]; the plan keeps
     it. lengths: [batch], the token at length - 1 is the query's own. It is in no shared page: a member is longer than
     what it shares. Rows in no group may have any length, 0 too.
+    lost: seconds per layer that the caller loses by a cascade: what its kernels wait for the host, where plain decode
+    would have been a CUDA graph.
     There is no sliding window: a row does not see the beginning of what it shares for long. Where a model has one,
     no groups are planned.
     Reads nothing that is on the GPU. Raises ValueError that says what is wrong with an argument.
@@ -74,7 +77,7 @@ def plan_cascade(
         if saved > 0:
             paying.append(group)
             savings += saved
-    if not pays(savings):
+    if not pays(savings - lost * BANDWIDTH):
         return None
     return plan_groups(
         paying, page_table, lengths, heads, kv_heads, head_dim, page_size=page_size, device=device, fp8=fp8

@@ -20,6 +20,8 @@ class Arch(NamedTuple):
         return f"sm_{self.capability}"
 
     def takes(self, specimen: Specimen) -> bool:
+        if specimen.only not in (None, self.capability):
+            return False
         return self.has_e4m3 or not any("fp8e4nv" in kind for kind in specimen.signature.values())
 
 

@@ -39,12 +39,14 @@ def compiled(specimen: Specimen, arch: Arch) -> Resources:
 def hints(specimen: Specimen) -> dict[tuple[int], list[list[str | int]]]:
     """What Triton sees at run time: pointers are aligned to 16 bytes, and strides are multiples of 16.
 
-    But a page table's need not be: it is the pages that the longest sequence may have.
+    But not of arguments that the kernel told it not to look at.
     """
     return {
         (at,): ALIGNED
-        for at, (name, kind) in enumerate(specimen.signature.items())
-        if kind.startswith("*") or ("stride" in name and "table" not in name and kind != "constexpr")
+        for at, (param, kind) in enumerate(zip(specimen.function.params, specimen.signature.values(), strict=True))
+        if kind != "constexpr"
+        and (kind.startswith("*") or "stride" in param.name)
+        and not (param.do_not_specialize or param.do_not_specialize_on_alignment)
     }
 
 

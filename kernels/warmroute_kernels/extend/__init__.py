@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..checks import check, check_tensor
 from ..kv import PagedKV
+from ..tuned import padded
 from .naive import extend_naive
 from .plan import ExtendPlan, plan_extend
 
@@ -37,7 +38,7 @@ def extend(
     """Returns `out`, q's dtype [tokens, heads, head_dim]; writes `lse`, float32 [tokens, heads], where it is given.
 
     q: float32, float16 or bfloat16 [tokens, heads, head_dim]; k, v: of the same dtype [tokens, kv_heads, head_dim].
-    Their last dims are contiguous, and v has k's strides. Query head h belongs to kv head h // (heads / kv_heads).
+    Their last dims are contiguous. Query head h belongs to kv head h // (heads / kv_heads).
     The new tokens of sequence i are the rows starts[i] until before starts[i + 1] of all three; there may be none.
     kv: of q's dtype, or FP8; it is read for the prefix alone, so the new tokens need not be stored yet.
     page_table: int32 [batch, max_pages]; entries after a prefix's last page, and before all windows, are not read.
@@ -61,7 +62,6 @@ def extend(
     )
     check_tensor("k", k, (plan.tokens, plan.kv_heads, plan.head_dim), (q.dtype,), device, contiguous=False)
     check_tensor("v", v, tuple(k.shape), (q.dtype,), device, contiguous=False)
-    check(v.stride() == k.stride(), f"v has the strides {v.stride()}, k has {k.stride()}")
     planned, has = (plan.kv_heads, plan.head_dim, plan.fp8), (kv.kv_heads, kv.head_dim, kv.is_fp8)
     check(has == planned, f"kv has (kv_heads, head_dim, is it FP8) {has}: the plan is for {planned}")
     check_tensor("page_table", page_table, (plan.batch, None), (torch.int32,), device)
@@ -78,11 +78,10 @@ def extend(
         check_tensor("lse", lse, (plan.tokens, plan.heads), (torch.float32,), device)
     if plan.tokens == 0:
         return out
-    import triton
-
     from .kernel import extend_kernel, tile
 
-    extend_kernel[(len(plan.tiles) * plan.kv_heads,)](
+    launch = tile(plan.config, q.dtype, plan.head_dim)
+    extend_kernel[(len(plan.tiles) * launch["PARTS"] * plan.kv_heads,)](
         q,
         k,
         v,
@@ -99,16 +98,17 @@ def extend(
         page_table.stride(0),
         *q.stride()[:2],
         *k.stride()[:2],
+        *v.stride()[:2],
         *kv.k.stride()[:3],
         KV_HEADS=plan.kv_heads,
         GROUP=plan.heads // plan.kv_heads,
         HEAD_DIM=plan.head_dim,
-        PADDED_DIM=triton.next_power_of_2(plan.head_dim),
+        PADDED_DIM=padded(plan.head_dim),
         PAGE_SIZE=kv.page_size,
         FP8=plan.fp8,
         WINDOWED=window is not None,
         CAPPED=soft_cap is not None,
         LSE=lse is not None,
-        **tile(plan.config, q.dtype),
+        **launch,
     )
     return out

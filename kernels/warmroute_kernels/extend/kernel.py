@@ -1,8 +1,9 @@
 """`extend` in Triton: FlashAttention-2 (Dao, arXiv:2307.08691), over the prefix in pages, then over the new tokens.
 
-A program has `BLOCK_M` rows of one sequence and one kv head. A row is a query: rows count the heads of the group
-first and the tokens second, so that a tile of K and V is read once for the whole group, whatever its size. Tokens to
-attend to come in blocks of `BLOCK_N`; a block that all rows see whole, as most are, costs no mask.
+A program has `BLOCK_M` rows of one sequence and one kv head: a tile of the plan, or one of its `PARTS`. A row is a
+query: rows count the heads of the group first and the tokens second, so that a tile of K and V is read once for the
+whole group, whatever its size. Tokens to attend to come in blocks of `BLOCK_N`; a block that all rows see whole, as
+most are, costs no mask.
 """
 
 from collections.abc import Iterator
@@ -14,13 +15,16 @@ import triton.language as tl
 
 from ..language import LN2, LOG2E, dot
 from ..specimen import Specimen
-from ..tuned import Config, config_of
+from ..tuned import Config, config_of, padded
 
 LOWEST = tl.constexpr(-3.0e38)
 """A row's peak before its first score. Not -inf, which less itself is not a number."""
 
 
-@triton.jit(do_not_specialize=["window", "max_pages"])  # type: ignore[untyped-decorator]
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["window", "max_pages"],
+    do_not_specialize_on_alignment=["page_table", "prefix_lengths", "starts", "tiles"],
+)
 def extend_kernel(  # type: ignore[no-untyped-def]
     q,  # [tokens, heads, head_dim]
     k,  # [tokens, kv_heads, head_dim]
@@ -41,8 +45,10 @@ def extend_kernel(  # type: ignore[no-untyped-def]
     max_pages,
     q_token_stride,
     q_head_stride,
-    token_stride,
-    head_stride,
+    k_token_stride,
+    k_head_stride,
+    v_token_stride,
+    v_head_stride,
     page_stride,
     page_token_stride,
     page_head_stride,
@@ -51,6 +57,7 @@ def extend_kernel(  # type: ignore[no-untyped-def]
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
+    PARTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
@@ -59,15 +66,18 @@ def extend_kernel(  # type: ignore[no-untyped-def]
     CAPPED: tl.constexpr,
     LSE: tl.constexpr,
 ):
-    tile = tl.program_id(0) // KV_HEADS
+    tile = tl.program_id(0) // KV_HEADS // PARTS
     kv_head = (tl.program_id(0) % KV_HEADS).to(tl.int64)
+    skipped = tl.program_id(0) // KV_HEADS % PARTS * BLOCK_M
     sequence = tl.load(tiles + 2 * tile).to(tl.int64)
-    first_row = tl.load(tiles + 2 * tile + 1)
+    first_row = tl.load(tiles + 2 * tile + 1) + skipped
     start = tl.load(starts + sequence).to(tl.int64)
     new = (tl.load(starts + sequence + 1) - start).to(tl.int32)
+    if first_row >= new * GROUP:  # the last tile's parts need not all be used
+        return
     prefix = tl.load(prefix_lengths + sequence)
-    k += start * token_stride + kv_head * head_stride
-    v += start * token_stride + kv_head * head_stride
+    k += start * k_token_stride + kv_head * k_head_stride
+    v += start * v_token_stride + kv_head * v_head_stride
     k_pages += kv_head * page_head_stride
     v_pages += kv_head * page_head_stride
     page_table += sequence * max_pages
@@ -130,9 +140,8 @@ def extend_kernel(  # type: ignore[no-untyped-def]
                     k_block = k_pages + place
                     v_block = v_pages + place
                 else:
-                    place = (key.to(tl.int64) * token_stride)[:, None] + dim[None, :]
-                    k_block = k + place
-                    v_block = v + place
+                    k_block = k + (key.to(tl.int64) * k_token_stride)[:, None] + dim[None, :]
+                    v_block = v + (key.to(tl.int64) * v_token_stride)[:, None] + dim[None, :]
                 wanted = inside[None, :] if band == 1 else inside[None, :] & readable[:, None]
                 keys = _read(k_block, wanted, band != 1 or HEAD_DIM < PADDED_DIM)
                 scores = dot(queries, tl.trans(keys.to(queries.dtype)))
@@ -161,7 +170,7 @@ def extend_kernel(  # type: ignore[no-untyped-def]
 
     acc = acc / total[:, None]  # not 0: every token sees itself
     # Read once more, so that nothing of it takes up registers during the loops.
-    rows = tl.load(tiles + 2 * tile + 1, volatile=True) + tl.arange(0, BLOCK_M)
+    rows = tl.load(tiles + 2 * tile + 1, volatile=True) + skipped + tl.arange(0, BLOCK_M)
     own = rows < new * GROUP
     to = (start + rows // GROUP) * (KV_HEADS * GROUP) + kv_head * GROUP + rows % GROUP
     tl.store(
@@ -185,12 +194,14 @@ def _tanh(x):  # type: ignore[no-untyped-def]
     return 1.0 - 2.0 / (tl.exp2(tl.minimum(x * (2.0 * LOG2E), 64.0)) + 1.0)
 
 
-def tile(config: Config, dtype: torch.dtype) -> dict[str, int]:
-    """What a launch gets of the configuration. float32 has no tensor cores: with as many tokens, registers spill."""
+def tile(config: Config, dtype: torch.dtype, head_dim: int) -> dict[str, int]:
+    """What a launch gets of the configuration. float32 has no tensor cores: with tiles as large, registers spill."""
     wide = dtype == torch.float32
+    block_m = min(config.block_m, 8192 // padded(head_dim)) if wide else config.block_m
     stages = 1 if wide else config.num_stages
     return {
-        "BLOCK_M": config.block_m,
+        "PARTS": config.block_m // block_m,
+        "BLOCK_M": block_m,
         "BLOCK_N": max(16, config.block_n // 4) if wide else config.block_n,
         "STAGES": stages,
         "num_warps": config.num_warps,
@@ -198,27 +209,39 @@ def tile(config: Config, dtype: torch.dtype) -> dict[str, int]:
     }
 
 
+NAMED = {"NVIDIA H200": 90, "NVIDIA H100 80GB HBM3": 90}
+"""GPUs with tiles of their own, and their compute capabilities."""
+
+
 def specimens() -> Iterator[Specimen]:
-    """Each head dim with the cache in q's type and in FP8; then the other types, and all that can be asked for."""
+    """Each head dim with the cache in q's type and in FP8; then the other types, and all that can be asked for.
+
+    A named GPU's tiles for that GPU alone, and where another has the same, once.
+    """
     for head_dim, fp8 in product((64, 96, 128, 256), (False, True)):
         yield _specimen("default", torch.bfloat16, head_dim, fp8)
-    for head_dim, fp8 in product((128, 256), (False, True)):
-        yield _specimen("NVIDIA H200", torch.bfloat16, head_dim, fp8)
+    yield _specimen("default", torch.bfloat16, 8, fp8=False)
     for fp8 in (False, True):
         yield _specimen("default", torch.float16, 128, fp8)
         yield _specimen("default", torch.float32, 128, fp8)
-        yield _specimen("NVIDIA H200", torch.bfloat16, 128, fp8, special=True)
+    named: dict[object, Specimen] = {}
+    for gpu, (head_dim, fp8) in product(NAMED, product((128, 256), (False, True))):
+        like = config_of("extend", gpu, head_dim, fp8=fp8), head_dim, fp8
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            named.setdefault((*like, dtype, False), _specimen(gpu, dtype, head_dim, fp8))
+        named.setdefault((*like, torch.bfloat16, True), _specimen(gpu, torch.bfloat16, head_dim, fp8, special=True))
+    yield from named.values()
 
 
 def _specimen(gpu: str, dtype: torch.dtype, head_dim: int, fp8: bool, *, special: bool = False) -> Specimen:
-    meta = tile(config_of("extend", gpu, head_dim, fp8=fp8), dtype)
+    meta = tile(config_of("extend", gpu, head_dim, fp8=fp8), dtype, head_dim)
     warps, stages = meta.pop("num_warps"), meta.pop("num_stages")
     constants = {
         **meta,
         "KV_HEADS": 8,
         "GROUP": 4,
         "HEAD_DIM": head_dim,
-        "PADDED_DIM": triton.next_power_of_2(head_dim),
+        "PADDED_DIM": padded(head_dim),
         "PAGE_SIZE": 16,
         "FP8": fp8,
         **dict.fromkeys(("WINDOWED", "CAPPED", "LSE"), special),
@@ -237,4 +260,4 @@ def _specimen(gpu: str, dtype: torch.dtype, head_dim: int, fp8: bool, *, special
     name = f"extend {of_q}, cache {of_cache}, d{head_dim}, {meta['BLOCK_M']}x{meta['BLOCK_N']}, {stages} stages"
     if special:
         name += ", window, cap, lse"
-    return Specimen(f"{name} ({gpu})", extend_kernel, signature, constants, warps, stages)
+    return Specimen(f"{name} ({gpu})", extend_kernel, signature, constants, warps, stages, NAMED.get(gpu))

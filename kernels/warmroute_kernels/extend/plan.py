@@ -13,7 +13,7 @@ from ..tuned import Config, config_of, gpu_name
 
 class ExtendPlan(NamedTuple):
     tiles: Tensor
-    """int32 [tiles, 2]: a sequence, and the first of up to `config.block_m` of its rows; a program per kv head."""
+    """int32 [tiles, 2]: a sequence, and the first of `config.block_m` of its rows; programs of each kv head."""
     batch: int
     tokens: int
     heads: int

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..checks import check_tensor
-from ..tuned import config_of, gpu_name
+from ..tuned import config_of, gpu_name, padded
 from .naive import merge_states_naive
 
 __all__ = ["merge_states", "merge_states_naive"]
@@ -48,8 +48,6 @@ def merge_states(
         check_tensor("lse", lse, (rows, heads), (torch.float32,), device)
     if rows == 0:
         return
-    import triton
-
     from .kernel import merge_states_kernel
 
     config = config_of("merge", gpu_name(device), head_dim, fp8=False)
@@ -66,7 +64,7 @@ def merge_states(
         *out.stride()[:2],
         HEADS=heads,
         HEAD_DIM=head_dim,
-        PADDED_DIM=triton.next_power_of_2(head_dim),
+        PADDED_DIM=padded(head_dim),
         BLOCK_N=config.block_n,
         num_warps=config.num_warps,
         num_stages=config.num_stages,

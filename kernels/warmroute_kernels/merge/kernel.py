@@ -7,10 +7,13 @@ import triton
 import triton.language as tl
 
 from ..specimen import Specimen, signature_of
-from ..tuned import config_of
+from ..tuned import config_of, padded
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["states", "stride_lse_row", "stride_lse_head"],
+    do_not_specialize_on_alignment=["first", "counts"],
+)
 def merge_states_kernel(  # type: ignore[no-untyped-def]
     partial_out,
     partial_lse,
@@ -81,7 +84,7 @@ def specimens() -> Iterator[Specimen]:
             constants: dict[str, Any] = {
                 "HEADS": 32,
                 "HEAD_DIM": head_dim,
-                "PADDED_DIM": triton.next_power_of_2(head_dim),
+                "PADDED_DIM": padded(head_dim),
                 "BLOCK_N": config.block_n,
             }
             signature = signature_of(merge_states_kernel, constants, types)

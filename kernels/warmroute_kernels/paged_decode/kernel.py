@@ -7,10 +7,10 @@ import torch
 import triton
 import triton.language as tl
 
-from ..attend import attend_block
+from ..attend import attend_block, ready
 from ..language import LN2
 from ..specimen import Specimen, signature_of
-from ..tuned import Config, config_of
+from ..tuned import Config, config_of, padded
 
 TYPES = (("bf16", "bf16"), ("bf16", "fp8e4nv"), ("fp16", "fp16"), ("fp16", "fp8e4nv"), ("fp32", "fp32"))
 
@@ -21,9 +21,8 @@ def tile(config: Config, group: int, dtype: torch.dtype) -> tuple[int, int]:
     All query heads that share a kv head go together where they fit. 16 is the least that `tl.dot` takes. In float32
     half as many tokens are as many bytes. dtype: of q.
     """
-    padded: int = triton.next_power_of_2(group)
     block_n = config.block_n // 2 if dtype == torch.float32 else config.block_n
-    return min(config.block_m, max(16, padded)), max(16, block_n)
+    return min(config.block_m, padded(group)), max(16, block_n)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -47,7 +46,11 @@ def _part(split, count, length, window, FIXED_SPLIT: tl.constexpr, BLOCK_N: tl.c
     return seen_from, tl.where(seen_from < end, start, end), end
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+# What changes from step to step does not make another variant: requests would wait for its compilation.
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["window", "items", "stride_table"],
+    do_not_specialize_on_alignment=["page_table", "lengths", "rows", "first", "counts"],
+)
 def paged_decode_kernel(  # type: ignore[no-untyped-def]
     q,
     k,
@@ -82,16 +85,17 @@ def paged_decode_kernel(  # type: ignore[no-untyped-def]
 ):
     """BLOCK_M query heads of one kv head against one split of one sequence, BLOCK_N tokens at a time.
 
-    The first grid dim goes over kv heads (and over tiles of a large group), so that programs which run together read
-    neighbours in memory; the second over the plan's items.
+    The grid goes over kv heads first (and over tiles of a large group), so that programs which run together read
+    neighbours in memory, then over the plan's items. It has one dim: others end at 65,535.
     """
-    item = tl.program_id(1)
+    TILES: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
+    item = tl.program_id(0) // (KV_HEADS * TILES)
+    part = tl.program_id(0) % (KV_HEADS * TILES)
     row = tl.load(rows + item).to(tl.int64)
     if row < 0:
         return
-    TILES: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
-    kv_head = (tl.program_id(0) // TILES).to(tl.int64)
-    member = tl.program_id(0) % TILES * BLOCK_M + tl.arange(0, BLOCK_M)
+    kv_head = (part // TILES).to(tl.int64)
+    member = part % TILES * BLOCK_M + tl.arange(0, BLOCK_M)
     head = kv_head * GROUP + member
     dims = tl.arange(0, PADDED_DIM)
     within = (dims < HEAD_DIM)[None, :]
@@ -100,6 +104,7 @@ def paged_decode_kernel(  # type: ignore[no-untyped-def]
         item - tl.load(first + row), tl.load(counts + row), tl.load(lengths + row), window, FIXED_SPLIT, BLOCK_N
     )
     queries = tl.load(q + row * stride_q_row + head[:, None] * stride_q_head + dims[None, :], mask=queried, other=0.0)
+    queries, scale = ready(queries, scale, k_scale is not None)
 
     highest = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -144,6 +149,9 @@ def specimens() -> Iterator[Specimen]:
         for head_dim in (64, 96, 128, 256):
             for group, page_size in ((4, 16), (8, 1)):
                 yield _specimen(dtype, cache, head_dim, group, page_size)
+    yield _specimen("bf16", "bf16", 8, 4, 16)
+    yield _specimen("bf16", "fp8e4nv", 8, 4, 16)
+    yield _specimen("fp32", "fp8e4nv", 256, 4, 16)
     yield _specimen("bf16", "bf16", 128, 3, 16)
     yield _specimen("bf16", "bf16", 128, 20, 64, fixed_split=4096)
     yield _specimen("bf16", "bf16", 256, 2, 16, soft_cap=50.0)
@@ -167,7 +175,7 @@ def _specimen(
         "GROUP": group,
         "KV_HEADS": 8,
         "HEAD_DIM": head_dim,
-        "PADDED_DIM": triton.next_power_of_2(head_dim),
+        "PADDED_DIM": padded(head_dim),
         "PAGE_SIZE": page_size,
         "FIXED_SPLIT": fixed_split,
         "BLOCK_M": block_m,

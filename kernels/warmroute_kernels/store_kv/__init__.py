@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..checks import check, check_tensor
 from ..kv import PagedKV
-from ..tuned import config_of, gpu_name
+from ..tuned import config_of, gpu_name, padded
 from .naive import store_kv_naive
 
 __all__ = ["store_kv", "store_kv_naive"]
@@ -50,7 +50,7 @@ def store_kv(k: Tensor, v: Tensor, kv: PagedKV, slots: Tensor) -> None:
         *kv.k.stride()[:3],
         KV_HEADS=kv.kv_heads,
         HEAD_DIM=kv.head_dim,
-        PADDED_DIM=triton.next_power_of_2(kv.head_dim),
+        PADDED_DIM=padded(kv.head_dim),
         PAGE_SIZE=kv.page_size,
         BLOCK_M=config.block_m,
         num_warps=config.num_warps,

@@ -9,7 +9,7 @@ import triton.language as tl
 from ..kv import FP8_MAX
 from ..language import INTERPRET
 from ..specimen import Specimen
-from ..tuned import config_of
+from ..tuned import config_of, padded
 
 LARGEST = tl.constexpr(FP8_MAX)
 SMALLEST_NORMAL = tl.constexpr(2.0**-6)
@@ -42,7 +42,7 @@ def _store(source, target, scale_at, stored, mask):  # type: ignore[no-untyped-d
     tl.store(target, values, mask=mask)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["slots"])  # type: ignore[untyped-decorator]
 def store_kv_kernel(  # type: ignore[no-untyped-def]
     k,
     v,
@@ -93,7 +93,7 @@ def specimens() -> Iterator[Specimen]:
                 constants: dict[str, Any] = {
                     "KV_HEADS": 8,
                     "HEAD_DIM": head_dim,
-                    "PADDED_DIM": triton.next_power_of_2(head_dim),
+                    "PADDED_DIM": padded(head_dim),
                     "PAGE_SIZE": page_size,
                     "BLOCK_M": config.block_m,
                 }
