@@ -6,11 +6,10 @@ larger part of everything, and still too little to change more than the order of
 rate by up to a point, in the simulator too.
 """
 
+import asyncio
 import secrets
-import socket
 import statistics
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -19,6 +18,7 @@ import httpx
 import pytest
 import uvloop
 from prometheus_client.parser import text_string_to_metric_families
+from support.ports import free_port
 from warmroute_loadtest import traces
 from warmroute_loadtest.bench.load import OwnTimes
 from warmroute_loadtest.bench.run import Bench, Plan
@@ -35,6 +35,10 @@ WITHIN = 0.02
 ROUTERS = 3
 KEPT = 0.95
 """Of one router's hit rate, by routers that tell each other what they do."""
+
+
+PATIENCE = 60.0
+"""Seconds; only matters in failure."""
 
 
 class Case(NamedTuple):
@@ -99,12 +103,29 @@ async def run(case: Case, routers: Sequence[Sequence[str]], parts: int = 1) -> L
             started = [children.spawn("warmroute_router", *common, *flags) for flags in routers]
             announcements = [children.announcement(process) for process in started]
             urls = [url_in(line) for line in announcements]
-            answers += await replay(part, urls, spec.speed)
-            async with httpx.AsyncClient() as client:
-                shown = [worker for url in urls for worker in (await client.get(f"{url}/workers")).json()["workers"]]
+            async with httpx.AsyncClient(timeout=PATIENCE) as client:
+                await all_ready(client, urls)
+                answers += await replay(part, urls, spec.speed)
+                shown = [worker for url in urls for worker in await workers_of(client, url)]
                 exposed = [(await client.get(metrics_url(line))).text for line in announcements]
+            for process in started:  # however long it takes: one that is killed has not written its file
+                process.terminate()
+                assert process.wait(PATIENCE) == 0
             children.stop(started)
     return Live(case, answers, shown, counters(exposed))
+
+
+async def workers_of(client: httpx.AsyncClient, url: str) -> list[dict[str, Any]]:
+    shown: list[dict[str, Any]] = (await client.get(f"{url}/workers")).json()["workers"]
+    return shown
+
+
+async def all_ready(client: httpx.AsyncClient, urls: Sequence[str]) -> None:
+    """On a busy machine a router begins before its first probes are answered, and has fewer caches to choose from."""
+    async with asyncio.timeout(PATIENCE):
+        for url in urls:
+            while {worker["state"] for worker in await workers_of(client, url)} != {"ready"}:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
 
 
 async def replay(trace: Trace, urls: Sequence[str], speed: float) -> list[Replayed]:
@@ -207,10 +228,7 @@ def test_what_is_predicted_is_what_is_there(live: Live) -> None:
 
 def gossiping(count: int) -> list[tuple[str, ...]]:
     """Flags of so many routers, each of which has all others as its peers."""
-    with ExitStack() as stack:
-        # Held together, so that no port is given out twice; free again before the routers take them.
-        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        ports = [str(listener.getsockname()[1]) for listener in listeners]
+    ports = [str(free_port()) for _ in range(count)]
     return [
         ("--gossip-port", own, "--peers", *(f"127.0.0.1:{port}" for port in ports if port != own)) for own in ports
     ]

@@ -1,7 +1,6 @@
 """The generator against servers that are bare sockets, and through the real router."""
 
 import asyncio
-import socket
 import ssl
 import subprocess
 import time
@@ -16,6 +15,7 @@ from typing import Any
 import orjson
 import pytest
 from support.peer import STREAM_HEAD, Peer, PeerConnection, answering, chunk, response
+from support.ports import closed_port
 from support.router import running_router, until
 from warmroute_loadtest.bench.client import Unreachable
 from warmroute_loadtest.bench.load import Concurrency, Load, OwnTimes, Rate
@@ -209,10 +209,10 @@ async def test_an_answer_that_ends_with_its_connection() -> None:
 
 
 async def test_a_server_that_is_not_there() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    with pytest.raises(Unreachable, match=f"cannot connect to {url}: connection refused"):
-        await answers(url, singles(1))
+    with closed_port() as port:
+        url = f"http://127.0.0.1:{port}"
+        with pytest.raises(Unreachable, match=f"cannot connect to {url}: connection refused"):
+            await answers(url, singles(1))
 
 
 async def test_a_server_that_leaves_amid_the_load() -> None:
@@ -282,9 +282,9 @@ async def test_what_a_stall_costs_is_counted() -> None:
         await connection.send(WHOLE)
 
     async with Peer(answer).listening() as peer:
-        bench = Bench(plan(peer.url, singles(50, every=0.02), stream=False))
+        bench = Bench(plan(peer.url, singles(75, every=0.02), stream=False))
         got = (await bench.run()).answers
-    assert [answer.due for answer in got] == pytest.approx([number * 0.02 for number in range(50)])
+    assert [answer.due for answer in got] == pytest.approx([number * 0.02 for number in range(75)])
     start = bench._start
     waited = [answer for answer in got if stalled_at < start + answer.due < released_at]
     assert len(waited) >= 23  # of 25: the load went on
@@ -295,8 +295,13 @@ async def test_what_a_stall_costs_is_counted() -> None:
 
 async def test_what_the_generator_misses_itself_is_counted() -> None:
     """The loop is blocked for 0.3 s: what was due then is sent late, and its times begin when it was due."""
-    async with Peer(answering(WHOLE)).listening() as peer:
-        asyncio.get_running_loop().call_later(0.1, time.sleep, 0.3)
+
+    async def handler(connection: PeerConnection) -> None:
+        if len(peer.seen) == 5:
+            asyncio.get_running_loop().call_soon(time.sleep, 0.3)
+        await connection.send(WHOLE)
+
+    async with Peer(handler).listening() as peer:
         got = await answers(peer.url, singles(30, every=0.02), stream=False)
     late = [answer for answer in got if answer.late > 0.05]
     assert len(late) >= 10

@@ -110,7 +110,7 @@ def worker() -> Iterator[httpx.Client]:
             yield client
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(requests=st.lists(st.tuples(prompts, st.integers(0, 9)), max_size=14))
 def test_the_cached_tokens_are_a_naive_caches(worker: httpx.Client, requests: list[tuple[str, int]]) -> None:
     naive = NaiveCache()

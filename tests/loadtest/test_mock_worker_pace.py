@@ -136,7 +136,7 @@ class Driven:
             self.model.abort(job, moment)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(asks, min_size=1, max_size=15), st.integers(1, 6))
 def test_tokens_come_when_a_naive_worker_makes_them(asks: list[Ask], max_running: int) -> None:
     driven = Driven(WorkerModel(PLENTY, 10, RATE, TPOT, max_running))

@@ -73,7 +73,7 @@ def test_our_policies_and_the_peers_are_all_there() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SIM_POLICIES))
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 10_000))
 def test_every_request_is_answered_once_and_nothing_is_left(name: str, seed: int) -> None:
     requests = made(seed, 60)

@@ -90,7 +90,7 @@ times = st.sampled_from([None, 0.0, 3.3, 11.0, 1000.0])
 
 
 @pytest.mark.parametrize("name", sorted(SIM_POLICIES))
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     seed=st.integers(0, 10_000),
     routers=st.integers(1, 4),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from warmroute_loadtest.simulator import FleetSpec
 from warmroute_loadtest.simulator.cache import BlockCache
@@ -177,7 +177,6 @@ def run_one(trace: Trace, blocks: int, rate: float, tpot: float) -> tuple[list[A
     return fleet.run(), fleet.workers[0]
 
 
-@settings(deadline=None)
 @given(st.lists(asks, min_size=1, max_size=25), st.integers(0, 12))
 def test_the_worker_is_the_naive_one(asks: list[Ask], spare: int) -> None:
     capacity = max(1, *(ask.need for ask in asks)) + spare
@@ -191,7 +190,6 @@ def test_the_worker_is_the_naive_one(asks: list[Ask], spare: int) -> None:
     assert worker.computed_tokens + cached_tokens == sum(ask.tokens for ask in asks)
 
 
-@settings(deadline=None)
 @given(st.lists(asks, min_size=1, max_size=40), st.data())
 def test_the_cache_is_the_naive_one(asks: list[Ask], data: st.DataObject) -> None:
     """Requests come and go in any order. What runs keeps its blocks, and memory is never above the capacity."""

@@ -464,7 +464,7 @@ def deformed(draw: st.DrawFn) -> bytes:
     return lines(entries) if draw(st.booleans()) else orjson.dumps(entries)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(content=st.binary(max_size=80) | damaged() | deformed(), format=st.sampled_from(["auto", *FORMATS]))
 def test_no_bytes_raise_anything_but_a_trace_error(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, format: str

@@ -170,7 +170,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(cap=st.integers(1, 4), queue_size=st.integers(0, 6), fair=st.booleans(), steps=steps)
 def test_it_does_what_the_model_does(cap: int, queue_size: int, fair: bool, steps: list[tuple[str, int]]) -> None:
     config = AdmissionConfig(
@@ -214,7 +214,7 @@ def _step(clients: Clients, model: Model, name: int, step: str, number: int, *, 
         model.end(chosen)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(0, 6), st.booleans())
 def test_no_permit_is_lost_however_things_fall_together(seed: int, cap: int, queue_size: int, fair: bool) -> None:
     """Many things in one turn of the loop: ends, and cancellations of those who were given a permit just then."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,6 +10,7 @@ import httpx
 import orjson
 import pytest
 from support.peer import Handler, Peer, PeerConnection, answering, models, response
+from support.ports import free_port
 from support.router import CONFIG, RunningRouter, running_router, until
 from warmroute_router import health
 from warmroute_router.config import HealthConfig, KeyConfig
@@ -19,6 +19,8 @@ from warmroute_router.fleet import State
 pytestmark = pytest.mark.anyio
 
 NOBODY = "http://127.0.0.1:9"
+PATIENCE = 30.0
+"""Seconds; only matters in failure."""
 KEYED = replace(CONFIG, api_keys=KeyConfig(("s3cret",)))
 NO_WORKER = {
     "error": {
@@ -31,7 +33,7 @@ NO_WORKER = {
 
 
 async def get(router: RunningRouter, path: str, **headers: str) -> httpx.Response:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=PATIENCE, verify=False) as client:  # it reads no certificates
         return await client.get(router.url + path, headers=headers)
 
 
@@ -382,9 +384,7 @@ class Engine:
     """A worker whose `/health` does what it is told, and which can go away with all of its connections."""
 
     def __init__(self, status: int | None = 200) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.status: Callable[[], int | None] = lambda: status
         """None says nothing at all."""
@@ -519,11 +519,12 @@ async def test_a_worker_that_goes_away_becomes_unhealthy_and_ready_again_when_it
 
 
 async def test_a_worker_that_hangs_does_not_hold_up_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "FIRST_ROUND", 1.0)
+    monkeypatch.setattr(health, "FIRST_ROUND", 0.1)
 
     hanging, fine = Engine(None), Engine()
     await hanging.start()
     await fine.start()
-    async with watched(hanging, fine) as router:
-        assert [worker.state for worker in router.app.fleet.workers] == [State.STARTING, State.READY]
-        assert hanging.probes == 1
+    async with asyncio.timeout(PATIENCE), watched(hanging, fine, probes=HealthConfig(timeout=FAR_OFF)) as router:
+        hung, well = router.app.fleet.workers
+        await until(lambda: well.state is State.READY and hanging.probes == 1)
+        assert hung.state is State.STARTING

@@ -50,7 +50,7 @@ def chat(**fields: Any) -> bytes:
 
 
 async def post(router: RunningRouter, path: str = CHAT, body: bytes | None = None) -> httpx.Response:
-    async with httpx.AsyncClient(timeout=20) as client:
+    async with httpx.AsyncClient(timeout=20, verify=False) as client:  # it reads no certificates
         return await client.post(router.url + path, content=chat() if body is None else body)
 
 
@@ -112,7 +112,7 @@ async def test_what_may_have_had_an_effect_is_sent_once(fault: Handler) -> None:
 
 
 async def test_what_may_have_had_an_effect_does_not_go_over_a_kept_connection() -> None:
-    async with fleet(answering(GOOD)) as (router, (peer,)):
+    async with fleet(answering(GOOD), health=HealthConfig(interval=3600.0)) as (router, (peer,)):
         for path, connections in ((CHAT, 3), (CHAT, 3), ("/v1/files", 4), ("/v1/files", 5)):
             await post(router, path)
             assert peer.connections - connections in (0, 1), "and two or three for the router's own questions"
@@ -220,15 +220,20 @@ async def test_faults_open_the_breaker_all_open_is_a_503_and_it_heals_by_itself(
     async def handler(connection: PeerConnection) -> None:
         await connection.send(GOOD if healed else response(b"{}", b"500 Internal Server Error"))
 
-    breaker = BreakerConfig(failure_threshold=3, success_threshold=2, timeout=0.3)
-    async with fleet(handler, breaker=breaker) as (router, (peer,)):
-        assert [(await post(router)).status_code for _ in range(4)] == [500, 500, 500, 503]
-        reply = await post(router)
-        assert (reply.json()["error"]["code"], reply.headers["retry-after"]) == ("circuit_breakers_open", "1")
+    breaker = BreakerConfig(failure_threshold=3, success_threshold=2, timeout=2.5)
+    async with fleet(handler, breaker=breaker) as (router, (peer,)), httpx.AsyncClient(timeout=20) as client:
+
+        async def ask() -> httpx.Response:
+            return await client.post(router.url + CHAT, content=chat())
+
+        assert [(await ask()).status_code for _ in range(4)] == [500, 500, 500, 503]
+        reply = await ask()
+        assert reply.json()["error"]["code"] == "circuit_breakers_open"
+        assert reply.headers["retry-after"] in ("1", "2", "3")
         assert len(peer.seen) == 3
         healed = True
-        await asyncio.sleep(0.3)
-        assert [(await post(router)).status_code for _ in range(3)] == [200, 200, 200]
+        await asyncio.sleep(2.5)
+        assert [(await ask()).status_code for _ in range(3)] == [200, 200, 200]
         assert router.app.fleet.workers[0].guard.closed
 
 
@@ -280,7 +285,7 @@ async def test_a_connection_that_takes_too_long_is_a_504_that_says_so_or_a_try_e
         each.setblocking(False)
         with suppress(BlockingIOError):
             each.connect(full.getsockname())
-    timeouts = TimeoutConfig(connect=0.2)
+    timeouts = TimeoutConfig(connect=1.0)
     async with fleet(answering(GOOD), timeouts=timeouts) as (router, (peer,)):
         stuck = router.app.fleet.add(WorkerSpec(url))
         for worker in router.app.fleet.workers:
@@ -318,12 +323,12 @@ async def test_that_the_router_is_out_of_descriptors_is_not_the_workers_fault() 
 
 
 async def test_a_worker_that_says_nothing_in_time_is_replaced() -> None:
-    async with fleet(hangs, answering(GOOD), timeouts=TimeoutConfig(first_byte=0.2)) as (router, _):
+    async with fleet(hangs, answering(GOOD), timeouts=TimeoutConfig(first_byte=1.0)) as (router, _):
         assert (await post(router)).status_code == 200
 
 
 @pytest.mark.parametrize(
-    ("timeouts", "code"), [(TimeoutConfig(idle=0.2), "idle_timeout"), (TimeoutConfig(total=0.4), "request_timeout")]
+    ("timeouts", "code"), [(TimeoutConfig(idle=1.0), "idle_timeout"), (TimeoutConfig(total=1.0), "request_timeout")]
 )
 async def test_a_stream_that_stalls_ends_with_an_error_event(timeouts: TimeoutConfig, code: str) -> None:
     async def stalls(connection: PeerConnection) -> None:
@@ -350,11 +355,11 @@ async def test_a_slow_reader_does_not_make_its_worker_late() -> None:
         head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size
         await connection.send(head + b"x" * size)
 
-    async with fleet(handler, timeouts=TimeoutConfig(idle=0.3)) as (router, _):
+    async with fleet(handler, timeouts=TimeoutConfig(idle=1.0)) as (router, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", router.port, limit=1024)
         writer.write(b"GET /big HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         head = await reader.readuntil(b"\r\n\r\n")
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(2.5)
         assert head.startswith(b"HTTP/1.1 200")
         assert len(await reader.read(-1)) == size
         writer.close()
@@ -369,7 +374,7 @@ async def test_a_worker_that_hangs_with_its_health_loses_its_requests_to_another
         stuck = True
         await connection.closed_by_router()
 
-    health = HealthConfig(endpoint="/probe", interval=0.1, timeout=0.2, failure_threshold=2)
+    health = HealthConfig(endpoint="/probe", interval=0.1, timeout=1.0, failure_threshold=2)
 
     async def sick(connection: PeerConnection) -> None:
         if connection.request_line.startswith(b"GET /probe") and not stuck:
@@ -398,7 +403,7 @@ async def test_it_loses_them_also_where_something_else_has_put_it_out_first(stat
         stuck = True
         await connection.closed_by_router()
 
-    health = HealthConfig(endpoint="/probe", interval=0.1, timeout=0.2, failure_threshold=2)
+    health = HealthConfig(endpoint="/probe", interval=0.1, timeout=1.0, failure_threshold=2)
     async with fleet(sick, answering(GOOD), health=health) as (router, (bad, _)):
         worker = router.app.fleet.workers[0]
         reply = asyncio.create_task(post(router))
@@ -431,7 +436,7 @@ async def test_one_that_is_put_out_and_answers_on_keeps_them() -> None:
             await go_on.wait()
             await connection.send(GOOD)
 
-    health = HealthConfig(endpoint="/probe", interval=0.1, timeout=0.4, failure_threshold=2)
+    health = HealthConfig(endpoint="/probe", interval=0.1, timeout=1.0, failure_threshold=2)
     async with fleet(busy, health=health) as (router, (peer,)):
         worker = router.app.fleet.workers[0]
         stream = asyncio.create_task(post(router, body=chat(stream=True)))
@@ -467,13 +472,13 @@ async def test_failed_probes_of_a_worker_that_answers_requests_do_not_count() ->
             return
         await connection.send(STREAM_HEAD)
         talking.set()
-        for number in range(40):
+        for number in range(100):
             await connection.send(chunk(b"data: %d\n\n" % number))
             await asyncio.sleep(0.025)
         await connection.send(b"0\r\n\r\n")
         talking.clear()
 
-    health = HealthConfig(endpoint="/probe", interval=0.1, timeout=0.1, failure_threshold=2)
+    health = HealthConfig(endpoint="/probe", interval=0.2, timeout=0.5, failure_threshold=2)
     async with fleet(busy, health=health) as (router, _):
         states: set[State] = set()
 
@@ -485,7 +490,7 @@ async def test_failed_probes_of_a_worker_that_answers_requests_do_not_count() ->
         watching = asyncio.create_task(watch())
         reply = await post(router, body=chat(stream=True))
         watching.cancel()
-        assert reply.content.count(b"data: ") == 40
+        assert reply.content.count(b"data: ") == 100
         assert states == {State.READY}
 
 

@@ -21,8 +21,8 @@ from warmroute_router.serving.http_protocol import HttpProtocol
 from warmroute_router.usage import Usage, UsageReader
 from warmroute_router.usage_injection import UsageFilter, ask_for_usage
 
-fast = settings(deadline=None, max_examples=200)
-live = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fast = settings(max_examples=200)
+live = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
@@ -212,7 +212,7 @@ class Live:
 @pytest.fixture(scope="module")
 def router() -> Iterator[Live]:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(HttpProtocol, "head_timeout", 0.05)
+        patch.setattr(HttpProtocol, "head_timeout", 0.5)
         patch.setattr(HttpProtocol, "body_timeout", 0.05)
         live = Live(runner)
         stack = AsyncExitStack()

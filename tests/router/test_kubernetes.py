@@ -548,11 +548,11 @@ async def test_an_api_that_fails_at_once_is_asked_less_and_less_often(
 
 
 async def test_an_api_that_hangs_is_given_up(api: KubeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_module, "PATIENCE", 0.05)
+    monkeypatch.setattr(api_module, "PATIENCE", 0.3)
     api.faults["list"] = [hanging(), hanging(after=b'{"items": [')]
     api.faults["watch"] = [hanging()]
     async with following(api) as house:
-        await until(lambda: house.pods.failures == 3)
+        await until(lambda: house.pods.failures >= 3)
         api.add("10.0.0.1")
         await house.until(a="starting")
 
@@ -614,7 +614,7 @@ steps = st.one_of(
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(steps, max_size=25))
 def test_after_any_sequence_the_fleet_is_the_pods_that_there_are(
     anyio_backend: str, sequence: list[tuple[str, int]]

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from support.ports import free_port
 from warmroute_router.config import AdmissionConfig
 from warmroute_router.serving import listen as listen_module
 from warmroute_router.serving.descriptors import needed_for
@@ -107,8 +108,9 @@ def test_an_address_of_a_name_that_this_machine_does_not_have_is_passed_over(mon
 
 
 def test_an_address_that_this_machine_does_not_have_is_named() -> None:
-    with pytest.raises(OSError, match=r"^cannot listen on 192\.0\.2\.1:30000: Cannot assign requested address$"):
-        listen(["127.0.0.1", "192.0.2.1"], 30000)
+    port = free_port()
+    with pytest.raises(OSError, match=rf"^cannot listen on 192\.0\.2\.1:{port}: Cannot assign requested address$"):
+        listen(["127.0.0.1", "192.0.2.1"], port)
 
 
 def test_a_name_that_nobody_knows_is_named() -> None:

@@ -351,7 +351,7 @@ class Model:
         return set().union(*self.named.values()) - self.out
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(steps, max_size=40))
 def test_any_sequence_of_words_leaves_the_fleet_as_they_say(sequence: list[tuple[str, str, frozenset[str]]]) -> None:
     house, model = House(), Model()

@@ -277,7 +277,7 @@ async def test_a_frame_that_was_changed_on_its_way_or_sent_again_is_not_believed
 
 
 async def test_who_falls_silent_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel_module, "SILENCE", 0.1)
+    monkeypatch.setattr(channel_module, "SILENCE", 1.0)
     async with running() as replica, channel_to(replica) as channel:
         channel.send(encode_batch(Batch([], {A: ToldLoad(1, 1)})))
         await until(lambda: replica.loads[0] == Load(1, 1))

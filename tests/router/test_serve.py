@@ -430,7 +430,7 @@ async def test_during_the_delay_it_is_not_ready_and_serves_and_sends_clients_awa
 async def test_after_the_delay_it_ends() -> None:
     async with (
         Peer(answering(response(b"engine"))).listening() as peer,
-        serving("--worker-urls", peer.url, "--shutdown-delay-secs", "0.5") as served,
+        serving("--worker-urls", peer.url, "--shutdown-delay-secs", "3") as served,
         httpx.AsyncClient() as client,
     ):
         served.process.send_signal(signal.SIGTERM)

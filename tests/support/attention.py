@@ -119,9 +119,9 @@ def tolerances(
 
     * The output's rounding to q's dtype: half an ulp of it; a whole one of bfloat16 in Triton's interpreter, which
       truncates. Relative to the output.
-    * Before the second product p is rounded to q's dtype (with FP8 and half precision to bfloat16, which has the
-      range for p times the scale of v). As the p of a row sum to 1, the sum of p*v moves by at most that rounding
-      times the largest |v|.
+    * Before the second product p is rounded to q's dtype (over FP8, and with q in half precision, `extend` rounds to
+      bfloat16, which has the range for p times the scale of v; decode to float16, which is closer). As the p of a row
+      sum to 1, the sum of p*v moves by at most that rounding times the largest |v|.
     * Accumulation in float32. n rounded additions are wrong by at most n*UNIT of the sum of absolute terms, and by
       4*sqrt(n)*UNIT with overwhelming probability where rounding errors are independent (Higham and Mary, "A new
       approach to probabilistic rounding error analysis", 2019). For a score those terms are bounded by |q||k|*scale;

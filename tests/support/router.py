@@ -65,7 +65,7 @@ def _listener() -> socket.socket:
     return listener
 
 
-async def until(condition: Callable[[], bool], patience: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], patience: float = 30.0) -> None:
     """Poll a condition, since counters do not notify. `patience` is in seconds, and only matters in failure."""
     async with asyncio.timeout(patience):
         while not condition():  # noqa: ASYNC110

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 MODULE = [sys.executable, "-m", "warmroute_router"]
-PATIENCE = 30.0
+PATIENCE = 90.0
 """Seconds; only matters in failure."""
 
 

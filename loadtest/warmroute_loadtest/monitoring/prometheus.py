@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import socket
 import subprocess
 import time
@@ -135,7 +136,9 @@ def _end_of(log: Path) -> str:
 
 
 def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    return port
+    """Below those that the kernel gives out by itself, or somebody else had it before it is used."""
+    while True:
+        port = random.randint(20_000, 32_000)
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
