@@ -7,13 +7,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from warmroute_loadtest import demo, play
 
+PATIENCE = 240
+"""Seconds; only matters in failure."""
 COMMAND = [str(Path(sys.executable).with_name("warmroute")), "demo"]
 
 
@@ -30,10 +34,22 @@ def running(pid: int) -> bool:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@contextmanager
+def started(*command: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Where the test fails, its workers do not stay and slow down all that come after it."""
+    process = subprocess.Popen(command, text=True, **options)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.communicate(timeout=PATIENCE)
 
 
 def test_a_small_one_prints_its_table_and_writes_its_figures(
@@ -66,20 +82,19 @@ def test_a_small_one_prints_its_table_and_writes_its_figures(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_all_its_processes_end_with_it(number: signal.Signals) -> None:
-    process = subprocess.Popen(COMMAND, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: len(children_of(process.pid)) == 3)  # two workers and the router
-    children = children_of(process.pid)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    with started(*COMMAND, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        wait_for(lambda: len(children_of(process.pid)) == 3)  # two workers and the router
+        children = children_of(process.pid)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert not any(running(child) for child in children)
 
 
 def test_a_file_that_cannot_be_written_is_told_before_the_work() -> None:
-    result = subprocess.run(
-        [*COMMAND, "--json", "/no/such/folder/figures.json"], capture_output=True, text=True, timeout=60, check=False
-    )
+    command = [*COMMAND, "--json", "/no/such/folder/figures.json"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1].startswith("warmroute demo: ")
 
@@ -89,15 +104,15 @@ def test_keep_leaves_the_stack_running_and_prints_a_line_to_try(monkeypatch: pyt
         "from warmroute_loadtest import demo, play; play.PROMPTS = 1; play.CONVERSATIONS_PER_PROMPT = 1;"
         "play.TURNS = 1; play.ANSWER_TOKENS = 1; raise SystemExit(demo.main(['--keep']))"
     )
-    process = subprocess.Popen([sys.executable, "-u", "-c", script], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    line = next(line for line in process.stdout if line.startswith("curl "))
-    url = next(word for word in line.split() if word.startswith("http://"))
-    body = line[line.index("-d '") + 4 : line.rindex("'")]
-    reply = httpx.post(url, content=body, timeout=60)
-    assert "Paris" in reply.json()["choices"][0]["message"]["content"]
-    children = children_of(process.pid)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    with started(sys.executable, "-u", "-c", script, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if line.startswith("curl "))
+        url = next(word for word in line.split() if word.startswith("http://"))
+        body = line[line.index("-d '") + 4 : line.rindex("'")]
+        reply = httpx.post(url, content=body, timeout=PATIENCE)
+        assert "Paris" in reply.json()["choices"][0]["message"]["content"]
+        children = children_of(process.pid)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert not any(running(child) for child in children)
