@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from warmroute_kernels.compile_check.arch import ARCHS
-from warmroute_kernels.compile_check.check import MODULES, Job, Result
+from warmroute_kernels.compile_check.check import MODULES, Job, Result, _specimens, jobs
 from warmroute_kernels.compile_check.cli import told
 from warmroute_kernels.compile_check.compiler import Resources, hints, read_log
 from warmroute_kernels.compile_check.table import page
@@ -156,6 +156,12 @@ def test_pointers_and_strides_are_hinted_as_aligned_unless_the_kernel_does_not_l
 def test_what_a_gpu_alone_is_given_is_compiled_for_it_alone() -> None:
     specimen = Specimen("any", None, {"q_ptr": "*bf16"}, {}, 4, 2, only=90)
     assert [arch.takes(specimen) for arch in ARCHS] == [False, True, False]
+
+
+def test_nothing_is_compiled_twice() -> None:
+    """Of the second there would be no log: it comes from the cache."""
+    found = [(repr(_specimens(job.module)[job.place]._replace(name="", only=None)), job.arch.name) for job in jobs()]
+    assert len(set(found)) == len(found) > 300
 
 
 def test_every_gpu_with_tiles_of_its_own_is_compiled_for() -> None:

@@ -216,21 +216,25 @@ NAMED = {"NVIDIA H200": 90, "NVIDIA H100 80GB HBM3": 90}
 def specimens() -> Iterator[Specimen]:
     """Each head dim with the cache in q's type and in FP8; then the other types, and all that can be asked for.
 
-    A named GPU's tiles for that GPU alone, and where another has the same, once.
+    A named GPU's tiles for that GPU alone. What several would have alike is there once.
     """
+    found: dict[str, Specimen] = {}
+    for each in _specimens():
+        found.setdefault(repr(each._replace(name="", only=None)), each)
+    yield from found.values()
+
+
+def _specimens() -> Iterator[Specimen]:
     for head_dim, fp8 in product((64, 96, 128, 256), (False, True)):
         yield _specimen("default", torch.bfloat16, head_dim, fp8)
     yield _specimen("default", torch.bfloat16, 8, fp8=False)
     for fp8 in (False, True):
         yield _specimen("default", torch.float16, 128, fp8)
         yield _specimen("default", torch.float32, 128, fp8)
-    named: dict[object, Specimen] = {}
-    for gpu, (head_dim, fp8) in product(NAMED, product((128, 256), (False, True))):
-        like = config_of("extend", gpu, head_dim, fp8=fp8), head_dim, fp8
+    for gpu, head_dim, fp8 in product(NAMED, (128, 256), (False, True)):
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
-            named.setdefault((*like, dtype, False), _specimen(gpu, dtype, head_dim, fp8))
-        named.setdefault((*like, torch.bfloat16, True), _specimen(gpu, torch.bfloat16, head_dim, fp8, special=True))
-    yield from named.values()
+            yield _specimen(gpu, dtype, head_dim, fp8)
+        yield _specimen(gpu, torch.bfloat16, head_dim, fp8, special=True)
 
 
 def _specimen(gpu: str, dtype: torch.dtype, head_dim: int, fp8: bool, *, special: bool = False) -> Specimen:
