@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from warmroute_kernels.to_device import to_device
 
 from .attention.base import Attention, SequenceSpan
 from .core import FinishReason, Output, Request, Span
@@ -22,7 +23,6 @@ from .metrics import EngineMetrics
 from .prefix_cache import PrefixCache
 from .sampling import Sampler
 from .scheduler import Scheduler
-from .to_device import to_device
 
 logger = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from random import Random
 
 import torch
 from torch import Tensor
+from warmroute_kernels.to_device import to_device
 
 from .core import Request
-from .to_device import to_device
 
 _COLDEST = 1e-5
 """Below this the choice is the greatest logit in any case, and a division could overflow."""

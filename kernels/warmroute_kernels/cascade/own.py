@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..paged_decode import DecodePlan, plan_decode
 from ..paged_decode.plan import SMALLEST_SPLIT
+from ..to_device import int32_to_device
 
 
 class OwnParts(NamedTuple):
@@ -43,19 +44,14 @@ def plan_own(
     rows = [-1] * items
     for row, (begin, end) in enumerate(zip(first, shared_first, strict=True)):
         rows[begin:end] = [row] * (end - begin)
-    of_rows = on_device([first, own, shared_first, counts], device)
+    of_rows = int32_to_device([first, own, shared_first, counts], device)
     plan = replace(
         blank,
         max_length=max(lengths),
-        rows=on_device(rows, device),
+        rows=int32_to_device(rows, device),
         first=of_rows[0],
         counts=of_rows[1],
         partial_out=torch.empty(items, heads, head_dim, dtype=torch.float32, device=device),
         partial_lse=torch.empty(heads, items, dtype=torch.float32, device=device),
     )
     return OwnParts(plan, of_rows[2], of_rows[3])
-
-
-def on_device(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """int32, without a wait for what the GPU still has to do."""
-    return torch.tensor(values, dtype=torch.int32, pin_memory=device.type == "cuda").to(device, non_blocking=True)

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from ..checks import check, check_tensor
+from ..to_device import int32_to_device
 from ..tuned import Config, config_of, gpu_name, multiprocessors
 from .cost import BANDWIDTH, Shape, pays, saving
 from .groups import SharedPrefix
-from .own import OwnParts, on_device, plan_own
+from .own import OwnParts, plan_own
 from .tiles import Part, most_splits, rows_of_tile, split_of, tiles_of
 
 
@@ -119,14 +120,14 @@ def plan_groups(
     room = [-(-tokens // split_tokens) for tokens in shared]
     own_lengths = [length - tokens for length, tokens in zip(lengths, shared, strict=True)]
     own_pages = max(1, -(-max(own_lengths) // page_size))
-    of_rows = on_device([own_lengths, [tokens // page_size for tokens in shared]], device)
+    of_rows = int32_to_device([own_lengths, [tokens // page_size for tokens in shared]], device)
     columns = of_rows[1][:, None] + torch.arange(own_pages, device=device)
     return CascadePlan(
         groups=tuple(groups),
         page_size=page_size,
         config=config,
         page_table=page_table,
-        tiles=on_device([tile for of_group in tiles for tile in of_group], device),
+        tiles=int32_to_device([tile for of_group in tiles for tile in of_group], device),
         split_tokens=split_tokens,
         splits=max(room),
         own=plan_own(own_lengths, room, heads, kv_heads, head_dim, device=device, fp8=fp8),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..checks import check
+from ..to_device import int32_to_device
 from ..tuned import Config, config_of, gpu_name
 
 
@@ -53,10 +54,5 @@ def plan_extend(
         for first in range(0, rows, config.block_m):
             weight = prefix + (min(first + config.block_m, rows) - 1) // group
             tiles.append((-weight, sequence, first))
-    # From pinned memory, a copy does not wait for the GPU.
-    on_host = torch.tensor(
-        [tile[1:] for tile in sorted(tiles)], dtype=torch.int32, pin_memory=device.type == "cuda"
-    ).view(-1, 2)
-    return ExtendPlan(
-        on_host.to(device, non_blocking=True), len(prefix_lengths), starts[-1], heads, kv_heads, head_dim, fp8, config
-    )
+    on_device = int32_to_device([tile[1:] for tile in sorted(tiles)], device).view(-1, 2)
+    return ExtendPlan(on_device, len(prefix_lengths), starts[-1], heads, kv_heads, head_dim, fp8, config)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from warmroute_kernels.to_device import to_device
 
-from ..to_device import to_device
 from .base import SequenceSpan
 
 _NARROWEST = 1024

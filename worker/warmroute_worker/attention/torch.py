@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from warmroute_kernels.kv import FP8
 from warmroute_kernels.store_kv import store_kv_naive
+from warmroute_kernels.to_device import to_device
 
 from ..kv_pool import KVPool
-from ..to_device import to_device
 from .base import SequenceSpan
 
 

@@ -10,10 +10,10 @@ from warmroute_kernels.cascade import CascadePlan, SharedPrefix, cascade, groups
 from warmroute_kernels.extend import ExtendPlan, extend, plan_extend
 from warmroute_kernels.paged_decode import DecodePlan, paged_decode, plan_decode
 from warmroute_kernels.store_kv import store_kv
+from warmroute_kernels.to_device import int32_to_device, to_device
 
 from ..kv_pool import KVPool
 from ..prefix_cache import Node
-from ..to_device import to_device
 from .base import SequenceSpan
 from .page_table import PageTable
 
@@ -158,7 +158,7 @@ class TritonAttention:
         return Extend(self._page_table.of(spans), self._int32(prefix_lengths), self._int32(starts), plan)
 
     def _int32(self, numbers: Sequence[int]) -> Tensor:
-        return to_device(torch.tensor(numbers, dtype=torch.int32), self._pool.device)
+        return int32_to_device(numbers, self._pool.device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         assert self.step is not None, "a step is planned first"
@@ -195,5 +195,5 @@ def _fill(step: Step, slots: Tensor, page_table: Tensor, lengths: list[int]) -> 
     padded = [*lengths, *[0] * unused]
     step.slots.copy_(to_device(torch.nn.functional.pad(slots, (0, unused), value=-1), device))
     step.decode.page_table[:used, : page_table.shape[1]] = page_table
-    step.decode.lengths.copy_(to_device(torch.tensor(padded, dtype=torch.int32), device))
+    step.decode.lengths.copy_(int32_to_device(padded, device))
     step.decode.plan.update(padded)

@@ -1,6 +1,6 @@
 import torch
 from torch import Tensor
-from warmroute_worker.to_device import to_device
+from warmroute_kernels.to_device import to_device
 
 
 class OnHost(Tensor):
