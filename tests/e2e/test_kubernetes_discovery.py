@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 from support.kube_api import Authority, KubeApi, kube_api, refusing
-from support.ports import free_port
 from support.router import until
 from support.served import Served, command, serving
+from warmroute_loadtest.ports import free_port
 from warmroute_loadtest.processes import Processes, processes
 
 pytestmark = pytest.mark.anyio

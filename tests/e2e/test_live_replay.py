@@ -18,11 +18,11 @@ import httpx
 import pytest
 import uvloop
 from prometheus_client.parser import text_string_to_metric_families
-from support.ports import free_port
 from warmroute_loadtest import traces
 from warmroute_loadtest.bench.load import OwnTimes
 from warmroute_loadtest.bench.run import Bench, Plan
 from warmroute_loadtest.bench.workload import Workload
+from warmroute_loadtest.ports import free_port
 from warmroute_loadtest.processes import processes, url_in
 from warmroute_loadtest.simulator import FleetSpec, simulate
 from warmroute_loadtest.traces import Trace, load_trace

@@ -10,8 +10,8 @@ import httpx
 import orjson
 import pytest
 from support.peer import Handler, Peer, PeerConnection, answering, models, response
-from support.ports import free_port
 from support.router import CONFIG, RunningRouter, running_router, until
+from warmroute_loadtest.ports import free_port
 from warmroute_router import health
 from warmroute_router.config import HealthConfig, KeyConfig
 from warmroute_router.fleet import State

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from support.ports import free_port
+from warmroute_loadtest.ports import free_port
 from warmroute_router.config import AdmissionConfig
 from warmroute_router.serving import listen as listen_module
 from warmroute_router.serving.descriptors import needed_for

@@ -11,10 +11,10 @@ import httpx
 from warmroute_loadtest.monitoring.board import FILE
 from warmroute_loadtest.monitoring.prometheus import JOB, Prometheus, prometheus
 from warmroute_loadtest.monitoring.traffic import Shape, chat_forever
+from warmroute_loadtest.ports import free_port
 from warmroute_loadtest.processes import Processes, processes, url_in
 
 from .kube_api import kube_api
-from .ports import free_port
 from .served import Served, serving
 
 CHART = FILE.parents[1]

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import random
-import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -12,6 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+
+from ..ports import free_port
 
 ROOT = Path(__file__).parents[3]
 JOB = "warmroute"
@@ -133,12 +133,3 @@ async def _is_ready(process: asyncio.subprocess.Process, http: httpx.AsyncClient
 
 def _end_of(log: Path) -> str:
     return log.read_text(errors="replace")[-2000:]
-
-
-def free_port() -> int:
-    """Below those that the kernel gives out by itself, or somebody else had it before it is used."""
-    while True:
-        port = random.randint(20_000, 32_000)
-        with socket.socket() as free, suppress(OSError):
-            free.bind(("127.0.0.1", port))
-            return port

@@ -9,8 +9,9 @@ from subprocess import Popen
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from ..ports import free_port
 from ..processes import Processes, processes, url_in
-from .prometheus import Prometheus, free_port, prometheus
+from .prometheus import Prometheus, prometheus
 from .traffic import Shape, chat_forever
 
 WORKERS = 4

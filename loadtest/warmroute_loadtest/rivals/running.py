@@ -4,7 +4,6 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from ..ports import free_port
 from .program import Place, Program
 
 START_PATIENCE = 30.0
@@ -100,7 +100,7 @@ async def running(
 
     It keeps to `cpus`, where there are some: threads are then counted by what it may use.
     """
-    port, metrics_port = _free_ports(2)
+    port, metrics_port = free_port(), free_port()
     with tempfile.TemporaryDirectory(prefix="rival-") as name:
         folder = Path(name)
         log = folder / "log"
@@ -129,16 +129,6 @@ def _environment() -> Mapping[str, str]:
     """Without proxies, which some clients take from there, and without downloads."""
     kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     return kept | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 async def until_listening(running: RunningRouter) -> None:
