@@ -93,8 +93,11 @@ class Routing:
         worker, reason = self._policy.choose(prompt, view)
         self.decisions[reason if prompt.tokens else "no_prompt"] += 1
         predicted = best = cached.get(worker.index, 0)
-        if cached and (len(cached) > 1 or not predicted):  # also of those that are full or decline
-            best = max([cached.get(each.index, 0) for each in self._ready(prompt.model)])
+        if cached and (len(cached) > 1 or not predicted):
+            # What those have who are full or decline is available, too.
+            all_of_them = len(workers) == len(self.fleet.catalogue.serving(prompt.model))
+            up = workers if all_of_them else self._ready(prompt.model)
+            best = max([cached.get(each.index, 0) for each in up])
         readings = path.readings(worker.index)
         placement = Placement(worker, prompt, self.now, sent_at=now, best=best, predicted=predicted, path=readings)
         reading = self._note(worker, path, readings, predicted, now)
