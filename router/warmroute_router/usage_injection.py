@@ -46,9 +46,8 @@ class UsageFilter:
 
 
 def _end_of_last_event(data: bytes) -> int:
-    newline = data.rfind(b"\n\n") + 2
-    carriage = data.rfind(b"\r\n\r\n") + 4
-    return max(newline if newline > 1 else 0, carriage if carriage > 3 else 0)
+    # From the left, as events are read: of `\r\n\r\n\n` the last line is the next event's.
+    return max((match.end() for match in _EVENT_END.finditer(data)), default=0)
 
 
 def _without_usage(events: bytes) -> bytes:
