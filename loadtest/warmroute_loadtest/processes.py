@@ -1,10 +1,12 @@
 """The product's own processes, started as a user starts them, and ended with whoever started them."""
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 _PATIENCE = 10.0
 """Seconds that a process has to end by itself."""
@@ -30,15 +32,16 @@ class Processes:
 
     def spawn(self, module: str, *arguments: str) -> subprocess.Popen[str]:
         """Start without waiting for the announcement, so that several can load at the same time."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            stdout=subprocess.PIPE,
-            text=True,
-            # Ctrl-C is for the parent alone, which ends its children in order.
-            start_new_session=True,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
-        )
-        self._running.append(process)
+        with _uninterrupted():
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdout=subprocess.PIPE,
+                text=True,
+                # Ctrl-C is for the parent alone, which ends its children in order.
+                start_new_session=True,
+                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            )
+            self._running.append(process)
         return process
 
     def announcement(self, process: subprocess.Popen[str]) -> str:
@@ -49,17 +52,27 @@ class Processes:
         return line
 
     def stop(self, processes: Sequence[subprocess.Popen[str]] | None = None) -> None:
-        """Last started, first stopped: who uses others goes before them."""
-        for process in list(reversed(self._running if processes is None else processes)):
-            process.terminate()
-            try:
-                process.wait(_PATIENCE)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
-            self._running.remove(process)
+        """Last started, first stopped: who uses others goes before them. Interrupted, it ends them by force."""
+        ending = list(reversed(self._running if processes is None else processes))
+        try:
+            for process in ending:
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_PATIENCE)
+                self._end(process)
+        finally:
+            for process in ending:
+                self._end(process)
+
+    def _end(self, process: subprocess.Popen[str]) -> None:
+        """By force where it still runs."""
+        if process not in self._running:
+            return
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+        self._running.remove(process)
 
 
 @contextmanager
@@ -68,6 +81,24 @@ def processes() -> Iterator[Processes]:
         children = Processes()
         stack.callback(children.stop)
         yield children
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Signals wait: an exception within Popen would lose a child that runs already."""
+    if threading.current_thread() is not threading.main_thread():  # only there do signals raise
+        yield
+        return
+    came: list[int] = []
+    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if callable(signal.getsignal(number))]
+    handlers = [signal.signal(number, lambda number, _: came.append(number)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, handlers, strict=True):
+            signal.signal(number, handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 def url_in(announcement: str) -> str:

@@ -1,5 +1,10 @@
-"""`warmroute COMMAND`: finds the command among the entry points and runs it, importing nothing else."""
+"""`warmroute COMMAND`: finds the command among the entry points and runs it, importing nothing else.
 
+And how commands speak: what is wrong in one line, and where they serve in another.
+"""
+
+import os
+import sys
 from argparse import REMAINDER, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from importlib.metadata import entry_points
@@ -13,6 +18,16 @@ class OneLineParser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
+
+
+def announce(line: str) -> None:
+    """On standard output, for whoever started this server. Where nobody reads it any more, it serves all the same."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        # What could not be written must not fail once more at the end.
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

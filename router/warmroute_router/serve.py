@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 
 from .admission.shared_counts import SharedCounts
 from .app import RouterApp
+from .cli import announce
 from .config import RouterConfig
 from .flags import parse_config
 from .metrics import build_registry
@@ -62,15 +63,15 @@ def _serve(config: RouterConfig) -> int:
                 metrics_served(config.prometheus_host, config.prometheus_port, process.registry)
             )
 
-        def announce() -> None:
-            print(announcement(config, listeners, process.workers, metrics_url), flush=True)
+        def started() -> None:
+            announce(announcement(config, listeners, process.workers, metrics_url))
 
-        return 0 if uvloop.run(_until_signalled(process.lifecycle, announce)) else 1
+        return 0 if uvloop.run(_until_signalled(process.lifecycle, started)) else 1
 
 
-async def _until_signalled(lifecycle: Lifecycle, announce: Callable[[], None]) -> bool:
+async def _until_signalled(lifecycle: Lifecycle, started: Callable[[], None]) -> bool:
     with obeying_signals(lifecycle.stop):
-        return await lifecycle.run(announce)
+        return await lifecycle.run(started)
 
 
 class Process:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from .child_process import ONE_GROUP, clear_group, end_of, ending_with_us
+from .listener import announce
 
 PATIENCE = 30.0
 """Seconds that workers may take to end. How long the router may take for its streams, it knows itself."""
@@ -151,7 +152,7 @@ async def _start(children: Children, workers: Sequence[Order], router: Order) ->
     front = await children.start(to_workers)
     said = await children.during(front.announcement())
     # That of the router is `warmroute VERSION: URL, policy cache_aware, 2 workers; metrics on URL`.
-    print(f"warmroute worker: {names[0]} on {said.partition(': ')[2]}", flush=True)
+    announce(names[0], said.partition(": ")[2])
 
 
 async def _end(children: Sequence[Child], patience: float | None) -> None:

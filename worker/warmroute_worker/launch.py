@@ -16,7 +16,7 @@ from .config import WorkerConfig
 from .engine import Engine, Model
 from .errors import WorkerError
 from .kv_pool import KVPool
-from .listener import url_of
+from .listener import announce, url_of
 from .model.llama import Llama
 from .model.loader import open_checkpoint
 from .runtime import Runtime, free_memory, pool_pages, resolve
@@ -119,7 +119,7 @@ def launch(config: WorkerConfig, listener: socket.socket) -> None:
         raise WorkerError(f"cannot listen on {url_of(listener)}: {error.strerror}") from error
     engine.start()
     # Only now, so that whoever reads it can connect.
-    print(f"warmroute worker: {name} on {url_of(listener)}", flush=True)
+    announce(name, url_of(listener))
     try:
         uvloop.run(_HttpServer(settings, engine).serve(sockets=[listener]))
     finally:

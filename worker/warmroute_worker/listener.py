@@ -1,6 +1,8 @@
-"""A port that is taken, and not yet listened on."""
+"""A port that is taken and not yet listened on, and the line that says where it is."""
 
+import os
 import socket
+import sys
 
 from .errors import WorkerError
 
@@ -26,3 +28,13 @@ def url_of(listener: socket.socket, *, tls: bool = False) -> str:
     host, port = listener.getsockname()[:2]
     bracketed = f"[{host}]" if listener.family is socket.AF_INET6 else host
     return f"{'https' if tls else 'http'}://{bracketed}:{port}"
+
+
+def announce(name: str, where: str) -> None:
+    """On standard output, for whoever started this server. Where nobody reads it any more, it serves all the same."""
+    try:
+        print(f"warmroute worker: {name} on {where}", flush=True)
+    except OSError:
+        # What could not be written must not fail once more at the end.
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())

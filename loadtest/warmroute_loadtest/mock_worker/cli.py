@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import uvloop
 from warmroute_router.blocks import BYTES_PER_TOKEN
-from warmroute_router.cli import OneLineParser
+from warmroute_router.cli import OneLineParser, announce
 
 from .config import Failure, MockConfig
 from .connection import Connection
@@ -39,7 +39,7 @@ async def _serve(config: MockConfig, host: str, port: int) -> int:
     worker = MockWorker(config)
     server = await loop.create_server(lambda: Connection(worker.serve), host, port, backlog=4096)
     address = f"[{host}]" if ":" in host else host
-    print(f"http://{address}:{server.sockets[0].getsockname()[1]}", flush=True)
+    announce(f"http://{address}:{server.sockets[0].getsockname()[1]}")
     try:
         return await ended
     finally:

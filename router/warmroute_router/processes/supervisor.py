@@ -17,6 +17,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from ..admission.shared_counts import SharedCounts
+from ..cli import announce
 from ..config import Address, GossipConfig, RouterConfig
 from ..serving.listeners import Listeners
 from ..serving.metrics_server import metrics_served
@@ -61,10 +62,10 @@ def supervise(config: RouterConfig, listeners: Sequence[Listeners]) -> int:
                 metrics_served(config.prometheus_host, config.prometheus_port, registry)
             )
 
-        def announce(workers: int) -> None:
-            print(announcement(config, listeners, workers, metrics_url), flush=True)
+        def started(workers: int) -> None:
+            announce(announcement(config, listeners, workers, metrics_url))
 
-        supervisor = Supervisor(assigned, listeners, counts, reports, announce)
+        supervisor = Supervisor(assigned, listeners, counts, reports, started)
         return asyncio.run(supervisor.run(config.shutdown_delay + config.shutdown_grace))
 
 

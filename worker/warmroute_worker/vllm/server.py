@@ -14,7 +14,7 @@ from types import FrameType
 
 from ..child_process import ONE_GROUP, clear_group, ending_with_us, exit_code
 from ..errors import WorkerError
-from ..listener import bound, url_of
+from ..listener import announce, bound, url_of
 from .flags import VllmConfig, parse
 
 INTERVAL = 0.2
@@ -45,7 +45,7 @@ def serve(argv: Sequence[str]) -> int:
         up = _wait_until_up(child, config, host, port)
         url = url_of(listener, tls=config.tls)
     if up:
-        print(f"warmroute worker: {config.name} on {url}", flush=True)
+        announce(config.name, url)
     code = child.wait()
     if own_group:
         clear_group(child.pid)
