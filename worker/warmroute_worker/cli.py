@@ -26,11 +26,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the server takes over: while the model loads
     try:
-        listener = bound(config.host, config.port)
-        # Here and not above, so that `--help` and a wrong flag do not wait for torch.
-        from .launch import launch
+        with bound(config.host, config.port) as listener:
+            # Here and not above, so that `--help` and a wrong flag do not wait for torch.
+            from .launch import launch
 
-        launch(config, listener)
+            launch(config, listener)
     except ImportError as error:
         return _fail(f"the worker needs {error.name}: pip install 'warmroute[worker]'")
     except WorkerError as error:

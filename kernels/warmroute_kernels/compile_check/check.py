@@ -68,6 +68,14 @@ def jobs(modules: Sequence[str] = MODULES, *, quick: bool = False) -> list[Job]:
     return found
 
 
+def one_arch_each(found: Sequence[Job]) -> list[Job]:
+    """Each specimen for one of its architectures only, and the next one for the next."""
+    specimens: dict[tuple[str, int], list[Job]] = {}
+    for job in found:
+        specimens.setdefault((job.module, job.place), []).append(job)
+    return [each[turn % len(each)] for turn, each in enumerate(specimens.values())]
+
+
 def check(todo: Iterable[Job]) -> Iterator[Result]:
     """In the order of the jobs. Triton's interpreter must be off: TRITON_INTERPRET unset when Triton is imported."""
     processes = len(os.sched_getaffinity(0))

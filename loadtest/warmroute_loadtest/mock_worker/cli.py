@@ -4,7 +4,8 @@ import asyncio
 import signal
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 from typing import Any, TypeVar
 
@@ -32,23 +33,36 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _serve(config: MockConfig, host: str, port: int) -> int:
     """Until a signal; returns the exit code. Whoever is still being answered is cut off."""
+    worker = MockWorker(config)
+    loop = asyncio.get_running_loop()
+    with _signalled() as ended:
+        server = await loop.create_server(lambda: Connection(worker.serve), host, port, backlog=4096)
+        try:
+            address = f"[{host}]" if ":" in host else host
+            announce(f"http://{address}:{server.sockets[0].getsockname()[1]}")
+            return await ended
+        finally:
+            server.close()
+
+
+@contextmanager
+def _signalled() -> "Iterator[asyncio.Future[int]]":
+    """Gives the exit code once a signal comes."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[int] = loop.create_future()
-    for number, code in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):
-        loop.add_signal_handler(number, _end, ended, code)
-    worker = MockWorker(config)
-    server = await loop.create_server(lambda: Connection(worker.serve), host, port, backlog=4096)
-    address = f"[{host}]" if ":" in host else host
-    announce(f"http://{address}:{server.sockets[0].getsockname()[1]}")
+
+    def end(code: int) -> None:
+        if not ended.done():
+            ended.set_result(code)
+
+    codes = {signal.SIGTERM: 0, signal.SIGINT: 130}
+    for number, code in codes.items():
+        loop.add_signal_handler(number, end, code)
     try:
-        return await ended
+        yield ended
     finally:
-        server.close()
-
-
-def _end(ended: "asyncio.Future[int]", code: int) -> None:
-    if not ended.done():
-        ended.set_result(code)
+        for number in codes:
+            loop.remove_signal_handler(number)
 
 
 def _parsed(argv: Sequence[str] | None) -> dict[str, Any]:
