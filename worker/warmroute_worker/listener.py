@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+from contextlib import ExitStack
 
 from .errors import WorkerError
 
@@ -14,9 +15,11 @@ def bound(host: str, port: int) -> socket.socket:
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        with ExitStack() as unless_bound:
+            listener = unless_bound.enter_context(socket.socket(family, kind))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            unless_bound.pop_all()
     except UnicodeError as error:  # of the codec that names of hosts go through
         raise WorkerError(f"cannot listen on {host}:{port}: no host can have this name") from error
     except OSError as error:
