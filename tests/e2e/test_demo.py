@@ -14,7 +14,6 @@ from typing import Any
 
 import httpx
 import pytest
-from warmroute_loadtest import demo, play
 
 PATIENCE = 240
 """Seconds; only matters in failure."""
@@ -52,20 +51,41 @@ def started(*command: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
             process.communicate(timeout=PATIENCE)
 
 
-def test_a_small_one_prints_its_table_and_writes_its_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Two houses with one chat of two turns each: all of it fits, so cache aware computes every token once."""
-    monkeypatch.setattr(play, "PROMPTS", 2)
-    monkeypatch.setattr(play, "CONVERSATIONS_PER_PROMPT", 1)
-    monkeypatch.setattr(play, "TURNS", 2)
-    monkeypatch.setattr(play, "ANSWER_TOKENS", 4)
-    previous = signal.getsignal(signal.SIGTERM)
-    try:
-        assert demo.main(["--json", str(tmp_path / "figures.json")]) == 0
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-    figures = json.loads((tmp_path / "figures.json").read_text())
+_SMALL = """
+from warmroute_loadtest import demo, play
+play.PROMPTS, play.CONVERSATIONS_PER_PROMPT, play.TURNS, play.ANSWER_TOKENS = 2, 1, 2, 4
+raise SystemExit(demo.main())
+"""
+SMALL = [sys.executable, "-u", "-c", _SMALL]
+"""Two houses with one chat of two turns each: all of it fits, so cache aware computes every token once."""
+
+
+def test_a_small_one_prints_its_table_writes_its_figures_and_stays(tmp_path: Path) -> None:
+    flags = ("--keep", "--json", str(tmp_path / "figures.json"))
+    with started(*SMALL, *flags, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        output = ""
+        while not (line := process.stdout.readline()).startswith("curl "):
+            assert line, "it has ended"
+            output += line
+        assert "cache_aware" in output
+        assert re.search(r"Working set: [\d,]+ tokens", output)
+        assert "The pools do not fit it as they should" in output, "so small a working set fits one worker"
+        assert_good_figures(json.loads((tmp_path / "figures.json").read_text()))
+
+        url = next(word for word in line.split() if word.startswith("http://"))
+        body = line[line.index("-d '") + 4 : line.rindex("'")]
+        reply = httpx.post(url, content=body, timeout=PATIENCE)
+        assert "Paris" in reply.json()["choices"][0]["message"]["content"]
+        children = children_of(process.pid)
+        assert len(children) == 3  # two workers and the router
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert not any(running(child) for child in children)
+
+
+def assert_good_figures(figures: dict[str, dict[str, float]]) -> None:
     assert set(figures) == {"round_robin", "cache_aware"}
     for policy in figures.values():
         assert set(policy) == {"hit_rate", "ttft_mean", "ttft_p95", "requests"}
@@ -74,10 +94,6 @@ def test_a_small_one_prints_its_table_and_writes_its_figures(
     # The second turn of each chat finds the whole first one.
     assert figures["cache_aware"]["hit_rate"] > 0.45
     assert figures["cache_aware"]["hit_rate"] >= figures["round_robin"]["hit_rate"]
-    output = capsys.readouterr().out
-    assert "cache_aware" in output
-    assert re.search(r"Working set: [\d,]+ tokens", output)
-    assert "The pools do not fit it as they should" in output, "so small a working set fits one worker"
 
 
 @pytest.mark.parametrize(
@@ -86,7 +102,7 @@ def test_a_small_one_prints_its_table_and_writes_its_figures(
     ids=["SIGINT while the workers load", "SIGTERM while the router starts"],
 )
 def test_all_its_processes_end_with_it(number: signal.Signals, count: int) -> None:
-    with started(*COMMAND, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+    with started(*SMALL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         wait_for(lambda: len(children_of(process.pid)) == count)
         children = children_of(process.pid)
         process.send_signal(number)
@@ -101,22 +117,3 @@ def test_a_file_that_cannot_be_written_is_told_before_the_work() -> None:
     result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1].startswith("warmroute demo: ")
-
-
-def test_keep_leaves_the_stack_running_and_prints_a_line_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = (
-        "from warmroute_loadtest import demo, play; play.PROMPTS = 1; play.CONVERSATIONS_PER_PROMPT = 1;"
-        "play.TURNS = 1; play.ANSWER_TOKENS = 1; raise SystemExit(demo.main(['--keep']))"
-    )
-    with started(sys.executable, "-u", "-c", script, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        line = next(line for line in process.stdout if line.startswith("curl "))
-        url = next(word for word in line.split() if word.startswith("http://"))
-        body = line[line.index("-d '") + 4 : line.rindex("'")]
-        reply = httpx.post(url, content=body, timeout=PATIENCE)
-        assert "Paris" in reply.json()["choices"][0]["message"]["content"]
-        children = children_of(process.pid)
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130
-    assert not any(running(child) for child in children)

@@ -46,7 +46,7 @@ async def _serve(config: MockConfig, host: str, port: int) -> int:
 
 
 @contextmanager
-def _signalled() -> "Iterator[asyncio.Future[int]]":
+def _signalled() -> Iterator[asyncio.Future[int]]:
     """Gives the exit code once a signal comes."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[int] = loop.create_future()
