@@ -214,6 +214,7 @@ def router() -> Iterator[Live]:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, pytest.MonkeyPatch.context() as patch:
         patch.setattr(HttpProtocol, "head_timeout", 0.5)
         patch.setattr(HttpProtocol, "body_timeout", 0.05)
+        patch.setattr(HttpProtocol, "keep_alive", 0.5)  # a body may swallow what would make it close at once
         live = Live(runner)
         stack = AsyncExitStack()
         runner.run(live.enter(stack))
