@@ -43,7 +43,7 @@ def test_any_json(payload: Any) -> None:
     assert stream.error or isinstance(payload, dict)
 
 
-@given(body=st.binary(max_size=40))
+@given(body=st.binary(max_size=40).filter(lambda body: b"data" not in body))  # `data\n\n` is an event
 def test_any_bytes(body: bytes) -> None:
     assert read(200, b"application/json", body).error
     assert read(404, b"text/plain", body).error
