@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 _PATIENCE = 10.0
 """Seconds that a process has to end by itself."""
@@ -90,15 +91,17 @@ def _uninterrupted() -> Iterator[None]:
         yield
         return
     came: list[int] = []
-    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if callable(signal.getsignal(number))]
-    handlers = [signal.signal(number, lambda number, _: came.append(number)) for number in numbers]
+    handlers: dict[int, Any] = {}
     try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if callable(signal.getsignal(number)):
+                handlers[number] = signal.signal(number, lambda number, _: came.append(number))
         yield
     finally:
-        for number, handler in zip(numbers, handlers, strict=True):
-            signal.signal(number, handler)
-        for received in came:
-            signal.raise_signal(received)
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+        for each in came:
+            signal.raise_signal(each)
 
 
 def url_in(announcement: str) -> str:

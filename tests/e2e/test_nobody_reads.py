@@ -17,7 +17,6 @@ from warmroute_loadtest.ports import free_port
 PATIENCE = 120
 """Seconds; only matters in failure."""
 
-
 Stdout = Callable[[], AbstractContextManager[int]]
 
 
