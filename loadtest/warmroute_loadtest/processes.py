@@ -60,20 +60,14 @@ class Processes:
                 process.terminate()
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_PATIENCE)
-                self._end(process)
+                process.kill()  # which is nothing to one that has ended
         finally:
             for process in ending:
-                self._end(process)
-
-    def _end(self, process: subprocess.Popen[str]) -> None:
-        """By force where it still runs."""
-        if process not in self._running:
-            return
-        process.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-        self._running.remove(process)
+                process.kill()
+                process.wait()
+                if process.stdout is not None:
+                    process.stdout.close()
+                self._running.remove(process)
 
 
 @contextmanager

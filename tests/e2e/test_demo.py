@@ -14,14 +14,11 @@ from typing import Any
 
 import httpx
 import pytest
+from support.proc import children
 
 PATIENCE = 240
 """Seconds; only matters in failure."""
 COMMAND = [str(Path(sys.executable).with_name("warmroute")), "demo"]
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def running(pid: int) -> bool:
@@ -77,12 +74,12 @@ def test_a_small_one_prints_its_table_writes_its_figures_and_stays(tmp_path: Pat
         body = line[line.index("-d '") + 4 : line.rindex("'")]
         reply = httpx.post(url, content=body, timeout=PATIENCE)
         assert "Paris" in reply.json()["choices"][0]["message"]["content"]
-        children = children_of(process.pid)
-        assert len(children) == 3  # two workers and the router
+        started_by_it = children(process.pid)
+        assert len(started_by_it) == 3  # two workers and the router
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
-    assert not any(running(child) for child in children)
+    assert not any(running(child) for child in started_by_it)
 
 
 def assert_good_figures(figures: dict[str, dict[str, float]]) -> None:
@@ -103,13 +100,13 @@ def assert_good_figures(figures: dict[str, dict[str, float]]) -> None:
 )
 def test_all_its_processes_end_with_it(number: signal.Signals, count: int) -> None:
     with started(*SMALL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-        wait_for(lambda: len(children_of(process.pid)) == count)
-        children = children_of(process.pid)
+        wait_for(lambda: len(children(process.pid)) == count)
+        started_by_it = children(process.pid)
         process.send_signal(number)
         _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert "Traceback" not in errors
-    assert not any(running(child) for child in children)
+    assert not any(running(child) for child in started_by_it)
 
 
 def test_a_file_that_cannot_be_written_is_told_before_the_work() -> None:

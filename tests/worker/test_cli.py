@@ -34,9 +34,13 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 def assert_fails(code: int, *arguments: str, says: str, **environment: str) -> None:
     result = run(*arguments, **environment)
     assert result.returncode == code
-    assert result.stdout == ""
-    assert len(result.stderr.splitlines()) == 1, result.stderr
-    assert says in result.stderr
+    assert_one_line(result.stdout, result.stderr, says)
+
+
+def assert_one_line(out: str, err: str, says: str) -> None:
+    assert out == ""
+    assert len(err.splitlines()) == 1, err
+    assert says in err
 
 
 @pytest.fixture
@@ -47,10 +51,7 @@ def assert_refused(capfd: pytest.CaptureFixture[str]) -> Iterator[Refused]:
         with pytest.raises(SystemExit) as end:
             sys.exit(main([*arguments, "--log-level", "error"]))
         assert end.value.code == code
-        out, err = capfd.readouterr()
-        assert out == ""
-        assert len(err.splitlines()) == 1, err
-        assert says in err
+        assert_one_line(*capfd.readouterr(), says)
 
     previous = signal.getsignal(signal.SIGTERM)
     yield refused
