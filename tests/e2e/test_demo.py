@@ -6,8 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from support.proc import children
+from support.wait import until
 
 PATIENCE = 240
 """Seconds; only matters in failure."""
@@ -27,13 +27,6 @@ def running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @contextmanager
@@ -100,7 +93,7 @@ def assert_good_figures(figures: dict[str, dict[str, float]]) -> None:
 )
 def test_all_its_processes_end_with_it(number: signal.Signals, count: int) -> None:
     with started(*SMALL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-        wait_for(lambda: len(children(process.pid)) == count)
+        until(lambda: len(children(process.pid)) == count, PATIENCE)
         started_by_it = children(process.pid)
         process.send_signal(number)
         _, errors = process.communicate(timeout=PATIENCE)

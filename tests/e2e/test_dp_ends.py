@@ -11,7 +11,8 @@ import httpx
 import pytest
 from support.proc import alive, children
 from support.vllm_program import GRACEFUL
-from support.vllm_worker import PATIENCE, Vllm, until, vllm_on_path
+from support.vllm_worker import Vllm, vllm_on_path
+from support.wait import PATIENCE, until
 
 FLAGS = ("--dp-size", "2", "--router-prometheus-port", "0", "--log-level", "warning")
 

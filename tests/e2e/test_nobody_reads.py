@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -12,6 +11,7 @@ import httpx
 import pytest
 from support.ports import closed_port
 from support.toy import save_toy
+from support.wait import until
 from warmroute_loadtest.ports import free_port
 
 PATIENCE = 120
@@ -36,16 +36,13 @@ def full_disk() -> Iterator[int]:
         yield file.fileno()
 
 
-def until_it_answers(process: subprocess.Popen[str], url: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        assert process.poll() is None, "it ended instead"
-        assert time.monotonic() < deadline
-        try:
-            httpx.get(url + "/health")
-            return
-        except httpx.TransportError:
-            time.sleep(0.05)
+def answers(process: subprocess.Popen[str], url: str) -> bool:
+    assert process.poll() is None, "it ended instead"
+    try:
+        httpx.get(url)
+    except httpx.TransportError:
+        return False
+    return True
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +72,7 @@ def test_it_serves_and_ends(commands: dict[str, list[str]], name: str, stdout: S
             text=True,
         )
     try:
-        until_it_answers(process, f"http://127.0.0.1:{port}")
+        until(lambda: answers(process, f"http://127.0.0.1:{port}/health"), PATIENCE)
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=PATIENCE)
     finally:

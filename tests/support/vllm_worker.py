@@ -5,18 +5,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from . import vllm_program
 from .proc import alive
+from .wait import until
 
 COMMAND = [sys.executable, "-P", "-m", "warmroute_worker"]
-PATIENCE = 60.0
-"""Seconds; only matters in failure."""
 
 
 class Vllm:
@@ -79,10 +77,3 @@ def vllm_on_path(folder: Path) -> Iterator[Vllm]:
                 os.kill(pid, signal.SIGKILL)
     for process in fake.started:
         process.communicate()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -15,7 +15,8 @@ import pytest
 from support import vllm_program
 from support.proc import alive
 from support.vllm_program import GRACEFUL
-from support.vllm_worker import COMMAND, PATIENCE, Vllm, until, vllm_on_path
+from support.vllm_worker import COMMAND, Vllm, vllm_on_path
+from support.wait import PATIENCE, until
 from warmroute_worker.vllm import server
 from warmroute_worker.vllm.flags import parse
 
